@@ -1,0 +1,16 @@
+"""The family: one file per member, one table."""
+
+from manymax.losses import entmax, rankmax, softmax, sparsemax, taylor_softmax
+from manymax.losses.facts import Member
+from manymax.table import Table
+
+FAMILY: Table[Member] = Table(
+    "loss",
+    softmax.MEMBER,
+    sparsemax.MEMBER,
+    entmax.MEMBER,
+    rankmax.MEMBER,
+    taylor_softmax.MEMBER,
+)
+
+__all__ = ["FAMILY"]

@@ -1,0 +1,222 @@
+"""Targets and reduction, once for all members.
+
+A member has single-label losses l(i, s). A target gives every class a weight t_i, and the loss of
+a row is sum_i t_i l(i, s):
+
+    integer ids (...)        t = e_y
+    integer ids (..., P)     t = sum of e_y over the set of ids; `ignore_index` pads
+    bool rows (..., C)       t = the 0/1 row
+    float rows (..., C)      t = the row, which sums to 1
+
+Label smoothing spreads its share evenly over the live classes (those whose score is not -inf),
+once for every positive, and class weights multiply t, both as in
+`torch.nn.functional.cross_entropy`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from manymax.errors import ArgumentError, ArgumentTypeError, check_choice
+from manymax.ops.checks import check_scores, visible
+from manymax.ops.reduction import REDUCTIONS
+
+MULTILABEL = ("sum", "normalized")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A target that has been read and checked.
+
+    ids: (..., P) classes, or None where `weights` covers all classes in order.
+    weights: (..., P) or (..., C), the class weight of each positive, 0 where there is none.
+    count: (...) number of positives of each row, as smoothing counts them.
+    divisor: (...) what each row adds to the denominator of the mean.
+    """
+
+    ids: Tensor | None
+    weights: Tensor
+    count: Tensor
+    divisor: Tensor
+
+    def pick(self, values: Tensor, offset: Tensor | float = 0.0) -> Tensor:
+        """sum_i weights_i (values_i - offset), (...), where values is (..., C) and offset (..., 1)."""
+        if self.ids is not None:
+            values = values.gather(-1, self.ids)
+        return (self.weights * torch.where(self.weights != 0, values - offset, 0)).sum(-1)
+
+    def dense(self, num_classes: int) -> Tensor:
+        """The weights over all classes, (..., C)."""
+        if self.ids is None:
+            return self.weights
+        return self.weights.new_zeros(*self.ids.shape[:-1], num_classes).scatter_add(-1, self.ids, self.weights)
+
+
+def check_options(reduction: str, label_smoothing: float, multilabel: str) -> None:
+    """Raise on an unknown reduction or multilabel mode, or a smoothing outside [0, 1]."""
+    check_choice("reduction", reduction, REDUCTIONS)
+    check_choice("multilabel", multilabel, MULTILABEL)
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise ArgumentError(f"`label_smoothing` must be in [0, 1]; got {label_smoothing}.")
+
+
+def read_target(
+    scores: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, multilabel: str = "sum"
+) -> Target:
+    """Check `target` against `scores` (..., C) and bring it into one form."""
+    check_scores(scores)
+    if not isinstance(target, Tensor):
+        raise ArgumentTypeError(f"`target` must be a tensor; got {type(target).__name__}.")
+    if target.is_complex():
+        raise ArgumentTypeError(f"`target` must hold ids, a bool row or a float row; got dtype {target.dtype}.")
+    class_weight = _read_weight(scores, weight)
+    rowwise = target.dtype == torch.bool or target.is_floating_point()
+    _check_shape(scores, target, rowwise)
+    if rowwise:
+        return _read_rows(scores, target, class_weight, multilabel)
+    return _read_ids(scores, target, class_weight, ignore_index, multilabel)
+
+
+def _read_weight(scores: Tensor, weight: Tensor | None) -> Tensor | None:
+    if weight is None:
+        return None
+    if not isinstance(weight, Tensor) or not weight.is_floating_point():
+        kind = weight.dtype if isinstance(weight, Tensor) else type(weight).__name__
+        raise ArgumentTypeError(f"`weight` must be a float tensor of one weight per class; got {kind}.")
+    if weight.shape != scores.shape[-1:]:
+        raise ArgumentError(f"`weight` must have shape ({scores.shape[-1]},); got {tuple(weight.shape)}.")
+    return weight.to(scores.dtype)
+
+
+def _check_shape(scores: Tensor, target: Tensor, rowwise: bool) -> None:
+    batch, shape = scores.shape[:-1], tuple(target.shape)
+    if rowwise:
+        fits, expected = target.shape == scores.shape, f"the shape of `scores`, {tuple(scores.shape)}"
+    else:
+        fits = target.shape == batch or (target.ndim == scores.ndim and target.shape[:-1] == batch)
+        expected = f"{tuple(batch)} for one id per row, or {(*batch, 'P')} for several"
+    if fits:
+        return
+    hint = ""
+    if scores.ndim > 2 and target.shape == scores.shape[:1] + scores.shape[2:]:
+        hint = (
+            " The shape fits torch's layout with the classes in dimension 1; here they are last:"
+            " pass `scores.movedim(1, -1)`."
+        )
+    kind = f"of dtype {target.dtype} "
+    raise ArgumentError(f"`target` {kind}must have {expected}; got shape {shape}.{hint}")
+
+
+def _read_rows(scores: Tensor, target: Tensor, weight: Tensor | None, multilabel: str) -> Target:
+    rows = target.to(scores.dtype)
+    total = rows.sum(-1)
+    if target.is_floating_point():
+        _check_distribution(rows, total, target.dtype)
+    weights = rows if weight is None else rows * weight
+    present = (total > 0).to(scores.dtype)
+    if target.is_floating_point():
+        return Target(None, weights, present, present)
+    return Target(None, weights, total, weights.sum(-1) if multilabel == "sum" else present)
+
+
+def _check_distribution(rows: Tensor, total: Tensor, dtype: torch.dtype) -> None:
+    if not visible(total):
+        return
+    # a sum of C rounded entries; half precision rows are as good as their rounding
+    slack = max(1e-3, 8 * torch.finfo(dtype).eps)
+    wrong = ~(((total - 1).abs() <= slack) | (total == 0))
+    if wrong.any() or (rows < 0).any():
+        raise ArgumentError(
+            "`target` as float rows must be non-negative and sum to 1 (or to 0, for a row without a positive); got a row"
+            f" that sums to {total[wrong][0].item() if wrong.any() else total.flatten()[0].item():.6g} or a negative entry."
+            " Pass several positives as bool rows or as padded ids."
+        )
+
+
+def _read_ids(scores: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, multilabel: str) -> Target:
+    ids = target.long()
+    if target.ndim == scores.ndim:
+        _check_not_many_hot(scores, target)
+        ids = ids.sort(-1).values  # repeated ids, which count once, are now neighbours
+        repeated = torch.cat([torch.zeros_like(ids[..., :1], dtype=torch.bool), ids[..., 1:] == ids[..., :-1]], -1)
+        positive = (ids != ignore_index) & ~repeated
+    else:
+        ids = ids.unsqueeze(-1)
+        positive = ids != ignore_index
+    _check_range(ids, positive, scores.shape[-1], ignore_index)
+    ids = torch.where(positive, ids, 0)
+    ones = positive.to(scores.dtype)
+    weights = ones if weight is None else ones * weight[ids]
+    count = ones.sum(-1)
+    return Target(ids, weights, count, weights.sum(-1) if multilabel == "sum" else (count > 0).to(scores.dtype))
+
+
+def _check_not_many_hot(scores: Tensor, target: Tensor) -> None:
+    """Integer rows of C zeros and ones are a many-hot row with the wrong dtype, not C ids."""
+    if target.shape == scores.shape and scores.shape[-1] > 2 and target.numel() and visible(target):
+        if bool(((target == 0) | (target == 1)).all()):
+            raise ArgumentTypeError(
+                f"`target` of dtype {target.dtype} and the shape of `scores` holds only 0 and 1: a many-hot row must be"
+                " bool. Pass `target.bool()`."
+            )
+
+
+def _check_range(ids: Tensor, positive: Tensor, num_classes: int, ignore_index: int) -> None:
+    if not visible(ids):
+        return
+    outside = positive & ((ids < 0) | (ids >= num_classes))
+    if outside.any():
+        raise ArgumentError(
+            f"`target` ids must be in [0, {num_classes}) or equal `ignore_index` ({ignore_index});"
+            f" got {ids[outside][0].item()}."
+        )
+
+
+def row_losses(
+    partition: Tensor,
+    values: Tensor,
+    target: Target,
+    weight: Tensor | None,
+    label_smoothing: float,
+    offset: Tensor | float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """sum_i t_i l(i, s) for losses of the form l(i, s) = partition - (values_i - offset).
+
+    Args:
+        partition: (...) the part of l(i, s) that does not depend on i.
+        values: (..., C), the part that does; -inf at masked classes.
+        target, weight, label_smoothing: as read.
+        offset: (..., 1), subtracted from every value before they are summed: a shift of the scores
+            that would cost digits if it were summed with them.
+
+    Returns:
+        The losses and the total weights sum_i t_i, both (...).
+    """
+    total, inner = target.weights.sum(-1), target.pick(values, offset)
+    if visible(inner) and (inner == -torch.inf).any():
+        raise ArgumentError("`target` names a class whose score is -inf: a masked class cannot be a positive.")
+    if label_smoothing > 0:
+        spread = _smoothing_weights(values, target, weight, label_smoothing)
+        inner = (1 - label_smoothing) * inner + (spread * torch.where(spread != 0, values - offset, 0)).sum(-1)
+        total = (1 - label_smoothing) * total + spread.sum(-1)
+    return total * partition - inner, total
+
+
+def normalized_weights(values: Tensor, target: Target, weight: Tensor | None, label_smoothing: float) -> Tensor:
+    """t / |t| over the listed classes (..., P), or over all classes (..., C) if smoothing fills them."""
+    weights = target.weights
+    if label_smoothing > 0:
+        weights = (1 - label_smoothing) * target.dense(values.shape[-1])
+        weights = weights + _smoothing_weights(values, target, weight, label_smoothing)
+    total = weights.sum(-1, keepdim=True)
+    return weights / torch.where(total > 0, total, 1)
+
+
+def _smoothing_weights(values: Tensor, target: Target, weight: Tensor | None, label_smoothing: float) -> Tensor:
+    """What smoothing adds to t, (..., C): an equal share of every positive for every live class."""
+    live = (values > -torch.inf).to(target.weights.dtype)
+    share = label_smoothing * target.count / live.sum(-1)
+    return share.unsqueeze(-1) * (live if weight is None else live * weight.to(live.dtype))

@@ -1,0 +1,1 @@
+"""Tensor functions without opinions: what the losses are computed with."""

@@ -1,0 +1,55 @@
+"""Which tensors can be looked at, and in which dtype the arithmetic runs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
+
+from manymax.errors import ArgumentError, ArgumentTypeError
+
+
+def visible(*tensors: Tensor) -> bool:
+    """Whether values may be checked: eager use on the CPU.
+
+    Under `torch.compile` and the `torch.func` transforms there are no values to look at, and on a
+    GPU looking would make the host wait.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    return all(t.device.type == "cpu" and not is_functorch_wrapped_tensor(t) for t in tensors)
+
+
+def check_scores(scores: Tensor, argument: str = "scores") -> None:
+    """Raise unless `scores` is a float tensor with at least one class in its last dimension."""
+    if not isinstance(scores, Tensor):
+        raise ArgumentTypeError(f"`{argument}` must be a tensor; got {type(scores).__name__}.")
+    if not scores.is_floating_point():
+        raise ArgumentTypeError(f"`{argument}` must be a float tensor; got dtype {scores.dtype}. Use `.float()`.")
+    if scores.ndim == 0 or scores.shape[-1] == 0:
+        raise ArgumentError(
+            f"`{argument}` must be (..., classes) with at least 1 class; got shape {tuple(scores.shape)}."
+        )
+
+
+def check_finite(maximum: Tensor) -> None:
+    """Raise if a row maximum shows nan or +inf in the scores, or a row without any live class."""
+    if not visible(maximum) or maximum.isfinite().all():
+        return
+    if maximum.isnan().any():
+        raise ArgumentError("`scores` must not hold nan; got at least one row with nan.")
+    if (maximum == torch.inf).any():
+        raise ArgumentError("`scores` must not hold +inf; got at least one row with +inf. Mask a class with -inf.")
+    raise ArgumentError("`scores` has a row in which every class is masked (-inf); leave at least one class alive.")
+
+
+def working(scores: Tensor) -> tuple[Tensor, torch.dtype]:
+    """The scores in the dtype of the arithmetic (float32 at least), and the dtype of the result.
+
+    Half precision comes back as it came, except under autocast, which returns float32 as it does
+    for `torch.nn.functional.cross_entropy`.
+    """
+    if scores.dtype not in (torch.float16, torch.bfloat16):
+        return scores, scores.dtype
+    autocast = torch.is_autocast_enabled(scores.device.type)
+    return scores.float(), torch.float32 if autocast else scores.dtype
