@@ -1,6 +1,6 @@
 """The family: one file per member, one table."""
 
-from manymax.losses import entmax, rankmax, softmax, sparsemax, taylor_softmax
+from manymax.losses import entmax, nce, rankmax, rg, sampled_softmax, softmax, sparsemax, taylor_softmax
 from manymax.losses.facts import Member
 from manymax.table import Table
 
@@ -11,6 +11,9 @@ FAMILY: Table[Member] = Table(
     entmax.MEMBER,
     rankmax.MEMBER,
     taylor_softmax.MEMBER,
+    sampled_softmax.MEMBER,
+    nce.MEMBER,
+    rg.MEMBER,
 )
 
 __all__ = ["FAMILY"]

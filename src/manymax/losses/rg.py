@@ -1,0 +1,246 @@
+"""RG: the softmax loss with its log partition expanded to second order around equal scores.
+
+    Z(s)      log C + mean(s) + var(s) / 2           (var: population variance over the classes)
+    map       p_i = (1 + s_i - mean(s)) / C          sums to 1, may be negative
+    omega     Omega(p) = (C ||p||^2 - 1) / 2 - log C   on the hyperplane sum p = 1
+    loss      l(y, s) = Z(s) - s_y
+    gradient  p - e_y
+
+It is a squared loss: l = ||s - mean(s) - (C e_y - 1)||^2 / (2 C) + log C - (C - 1)/2, which can be
+negative. Its minimiser is affine in p, so it ranks rightly but its scores are no logits: at its own
+optimum the expansion is far off. Mean and variance of the scores follow from the mean and the
+covariance of the class vectors, so with a linear head no table of scores is needed.
+
+References: Pu et al., ICML 2024 (RG2); the ALS solver is `manymax.RGFactorization`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from manymax.errors import ArgumentError, ArgumentTypeError
+from manymax.losses.base import check_options, normalized_weights, read_target, row_losses
+from manymax.losses.facts import Fact, Facts, Formulas, Member
+from manymax.losses.fenchel_young import FenchelYoung
+from manymax.losses.module import ExactLoss
+from manymax.ops.checks import check_finite, check_scores, visible, working
+from manymax.ops.reduction import reduce
+
+
+def _centred(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """s - mean(s) (0 at masked classes), the mean (..., 1) and the number of live classes (..., 1)."""
+    live = scores > -torch.inf
+    count = live.sum(-1, keepdim=True)
+    mean = torch.where(live, scores, 0).sum(-1, keepdim=True) / count
+    return torch.where(live, scores - mean, 0), mean, count
+
+
+def rg(scores: Tensor, dim: int = -1) -> Tensor:
+    """RG's map, p_i = (1 + s_i - mean(s)) / C: sums to 1 but may be negative.
+
+    Args:
+        scores: (..., C) scores; -inf masks a class, and C counts the live ones.
+        dim: the dimension of the classes.
+
+    Returns:
+        Values with the shape and dtype of `scores` (float32 under autocast).
+
+    Example:
+        >>> import torch, manymax
+        >>> manymax.rg(torch.tensor([2.0, 1.0, -1.5]))
+        tensor([ 0.8333,  0.5000, -0.3333])
+    """
+    check_scores(scores)
+    work, dtype = working(scores.movedim(dim, -1))
+    d, mean, count = _centred(work)
+    _check(work, mean)
+    probs = torch.where(work > -torch.inf, (1 + d) / count, 0)
+    return probs.to(dtype).movedim(-1, dim)
+
+
+def _check(scores: Tensor, mean: Tensor) -> None:
+    """nan and +inf reach the mean, and a row without a live class has the mean 0/0."""
+    if visible(mean) and not mean.isfinite().all():
+        check_finite(scores.amax(-1))
+
+
+def rg_log_partition(scores: Tensor) -> Tensor:
+    """log C + mean(s) + var(s) / 2, (...): the second-order estimate of log sum_j exp(s_j).
+
+    Example:
+        >>> import torch, manymax
+        >>> manymax.rg_log_partition(torch.tensor([0.3, 0.0, -0.3])), torch.tensor([0.3, 0.0, -0.3]).logsumexp(-1)
+        (tensor(1.1286), tensor(1.1284))
+    """
+    check_scores(scores)
+    work, dtype = working(scores)
+    value, mean = relative(work)
+    return (value + mean).to(dtype)
+
+
+def relative(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """(Z(s) - mean(s), mean(s)), (...) each, with all of the gradient in the first."""
+    d, mean, count = _centred(scores)
+    _check(scores, mean)
+    value = count.to(d.dtype).log() + (mean - mean.detach()) + d.square().sum(-1, keepdim=True) / (2 * count)
+    return value.squeeze(-1), mean.squeeze(-1).detach()
+
+
+class Moments(NamedTuple):
+    """What RG needs of the class vectors: their mean (d,), covariance (d, d) and number.
+
+    With a bias the vectors are (d + 1) long and the queries get a 1 appended.
+    """
+
+    mean: Tensor
+    covariance: Tensor
+    num_classes: int
+
+
+def class_moments(linear_weight: Tensor, linear_bias: Tensor | None = None) -> Moments:
+    """Moments of the class vectors (C, d), once per step: O(C d^2), differentiable."""
+    if linear_weight.ndim != 2 or linear_weight.shape[0] == 0:
+        raise ArgumentError(f"`linear_weight` must be (classes, dim); got shape {tuple(linear_weight.shape)}.")
+    vectors = linear_weight
+    if linear_bias is not None:
+        vectors = torch.cat([linear_weight, linear_bias.unsqueeze(-1)], -1)
+    mean = vectors.mean(0)
+    d = vectors - mean
+    return Moments(mean, d.T @ d / vectors.shape[0], vectors.shape[0])
+
+
+def rg_log_partition_from_moments(input: Tensor, moments: Moments) -> Tensor:
+    """log C + <x, mean> + <x, covariance x> / 2, (...), for queries x (..., d): no score is computed.
+
+    Example:
+        >>> import torch, manymax
+        >>> input, weight = torch.tensor([[1.0, -1.0]]), torch.tensor([[0.3, 0.0], [0.1, 0.1], [0.0, 0.3]])
+        >>> manymax.rg_log_partition_from_moments(input, manymax.class_moments(weight))
+        tensor([1.1286])
+    """
+    if not input.is_floating_point():
+        raise ArgumentTypeError(f"`input` must be a float tensor; got dtype {input.dtype}.")
+    if input.shape[-1] == moments.mean.shape[0] - 1:
+        input = torch.cat([input, torch.ones_like(input[..., :1])], -1)
+    if input.shape[-1] != moments.mean.shape[0]:
+        raise ArgumentError(f"`input` must be (..., {moments.mean.shape[0]}); got shape {tuple(input.shape)}.")
+    quadratic = (input @ moments.covariance * input).sum(-1)
+    return math.log(moments.num_classes) + input @ moments.mean + quadratic / 2
+
+
+def omega(probs: Tensor) -> Tensor:
+    """(C sum p^2 - 1) / 2 - log C, (...), for probs (..., C) on the hyperplane sum p = 1."""
+    count = probs.shape[-1]
+    return (count * probs.square().sum(-1) - 1) / 2 - math.log(count)
+
+
+def foundation() -> FenchelYoung:
+    """The Fenchel-Young pair of RG, on the hyperplane sum p = 1 instead of the simplex."""
+    return FenchelYoung(rg, omega, relative=relative)
+
+
+def rg_loss(
+    scores: Tensor,
+    target: Tensor,
+    *,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    multilabel: str = "sum",
+) -> Tensor:
+    """The RG loss log C + mean(s) + var(s)/2 - s_y, with gradient (1 + s - mean(s))/C - e_y.
+
+    Args:
+        scores: (..., C) scores, classes last; -inf masks a class.
+        target: as in `softmax_loss`.
+        weight, ignore_index, reduction, label_smoothing: as in `softmax_loss`.
+        multilabel: "sum" over positives; "normalized" is (C/2) ||p - t/|t|||^2, which includes Omega.
+
+    Returns:
+        A scalar, or (...) for `reduction="none"`; it can be negative in the "sum" mode.
+
+    Example:
+        >>> import torch, manymax
+        >>> manymax.rg_loss(torch.tensor([[0.3, 0.0, -0.3]]), torch.tensor([0]))
+        tensor(0.8286)
+    """
+    check_options(reduction, label_smoothing, multilabel)
+    read = read_target(scores, target, weight, ignore_index, multilabel)
+    work, dtype = working(scores)
+    value, mean = relative(work)
+    rows, total = row_losses(value, work, read, weight, label_smoothing, mean.unsqueeze(-1))
+    if multilabel == "normalized":
+        mixed = normalized_weights(work, read, weight, label_smoothing)
+        live = (work > -torch.inf).sum(-1)
+        regulariser = (live * mixed.square().sum(-1) - 1) / 2 - live.to(mixed.dtype).log()
+        rows = torch.where(total > 0, rows / torch.where(total > 0, total, 1) + regulariser, 0)
+    return reduce(rows, read.divisor, reduction).to(dtype)
+
+
+class RGLoss(ExactLoss):
+    """Module form of `rg_loss`."""
+
+    def forward(self, scores: Tensor, target: Tensor) -> Tensor:
+        """The loss of the scores."""
+        return rg_loss(scores, target, **self.options())
+
+
+def error_bound(scores: Tensor) -> Tensor:
+    """(max s - min s)^3 / (36 sqrt 3), (...): the largest possible error of the log partition."""
+    return (scores.amax(-1) - scores.amin(-1)) ** 3 / (36 * math.sqrt(3))
+
+
+MEMBER = Member(
+    name="rg",
+    title="RG (quadratic log partition)",
+    kind="quadratic",
+    map=rg,
+    loss=rg_loss,
+    module=RGLoss,
+    foundation=foundation,
+    formulas=Formulas(
+        map="p_i = (1 + s_i - mean(s)) / C",
+        loss="log C + mean(s) + var(s)/2 - s_y",
+        gradient="p - e_y",
+        omega="(C sum_i p_i^2 - 1)/2 - log C, on the hyperplane sum p = 1",
+    ),
+    facts=Facts(
+        order=Fact("strict", "p is affine in s", "derived", "derived"),
+        fenchel_young=Fact(
+            True, "on the hyperplane sum p = 1, not on the simplex: p may be negative", "derived", "derived"
+        ),
+        convex=Fact(True, "a squared loss", "derived", "derived"),
+        calibrated=Fact(True, "the minimiser is C E[y]/E|Y| + const: affine in p", "section 3.1.1", "confirmed"),
+        shift_invariant=Fact(True, "a constant added to all scores changes nothing", "derived", "derived"),
+        smoothness=Fact(
+            None,
+            "1/C, everywhere",
+            "derived; the paper leaves it out",
+            "derived",
+            fn=lambda num_classes: 1 / num_classes if num_classes > 1 else 0.0,
+        ),
+        cost=Fact(
+            "linear",
+            "batch x classes on scores; from moments batch x d^2 + classes x d^2, without a table",
+            "derived; Table 4 leaves it out",
+            "derived",
+            fn=lambda batch, num_classes: float(batch * num_classes),
+        ),
+        bias=Fact(
+            None,
+            "-mu3/6 - kappa4/24 + ... in the centred scores, at most (max s - min s)^3/(36 sqrt 3); not small at its own"
+            " optimum: -3380 for C = 40,981 and a Zipf p",
+            "Table 3",
+            "contradicted",
+            printed="O(||s||^3), negligible",
+            fn=lambda scores: float(error_bound(scores)),
+        ),
+        variance=Fact(0.0, "deterministic", "Table 3", "confirmed"),
+    ),
+    reference="Pu et al., ICML 2024",
+)

@@ -1,0 +1,104 @@
+"""What the losses on sampled scores share: one positive and k negatives per row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from manymax.errors import ArgumentError, ArgumentTypeError, check_choice
+from manymax.ops.checks import check_finite, visible, working
+
+HIT_POLICIES = ("keep", "mask")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Sampled scores that have been read and checked, in the dtype of the arithmetic.
+
+    positive: (...) scores of the positives; negative: (..., k) scores of the negatives.
+    log_q_positive: (...), log_q_negative: (..., k), or None where they were not asked for.
+    kept: (..., k) bool, the negatives that take part, or None where all do.
+    dtype: the dtype of the result.
+    """
+
+    positive: Tensor
+    negative: Tensor
+    log_q_positive: Tensor | None
+    log_q_negative: Tensor | None
+    kept: Tensor | None
+    dtype: torch.dtype
+
+    @property
+    def num_negatives(self) -> int:
+        """k, the number of negatives drawn, masked ones included."""
+        return self.negative.shape[-1]
+
+
+def read_sample(
+    positive: Tensor,
+    negative: Tensor,
+    log_q_positive: Tensor | float | None,
+    log_q_negative: Tensor | float | None,
+    hits: Tensor | None,
+    hit_policy: str,
+) -> Sample:
+    """Check sampled scores against each other and broadcast them to (...) and (..., k)."""
+    check_choice("hit_policy", hit_policy, HIT_POLICIES)
+    for name, scores in (("positive", positive), ("negative", negative)):
+        if not isinstance(scores, Tensor) or not scores.is_floating_point():
+            kind = scores.dtype if isinstance(scores, Tensor) else type(scores).__name__
+            raise ArgumentTypeError(f"`{name}` must be a float tensor of scores; got {kind}.")
+    if negative.ndim == 0 or negative.shape[-1] == 0:
+        raise ArgumentError(
+            f"`negative` must be (..., k) with at least 1 negative (k = 0 has no log k); got {tuple(negative.shape)}."
+        )
+    pos, dtype = working(positive)
+    neg = working(negative)[0].to(pos.dtype)
+    shape = (*pos.shape, negative.shape[-1])
+    neg = _expand("negative", neg, shape)
+    sample = Sample(
+        pos,
+        neg,
+        _read_log_q("log_q_positive", log_q_positive, pos, tuple(pos.shape)),
+        _read_log_q("log_q_negative", log_q_negative, pos, shape),
+        _read_hits(hits, hit_policy, shape),
+        dtype,
+    )
+    if visible(pos, neg) and pos.numel():
+        check_finite(torch.where(pos == -torch.inf, torch.nan, pos))
+        check_finite(torch.where(neg == -torch.inf, 0, neg).amax(-1))
+    return sample
+
+
+def _expand(name: str, value: Tensor, shape: tuple[int, ...]) -> Tensor:
+    try:
+        return value.expand(shape)
+    except RuntimeError:
+        raise ArgumentError(f"`{name}` must broadcast to {shape}; got shape {tuple(value.shape)}.") from None
+
+
+def _read_log_q(name: str, log_q: Tensor | float | None, like: Tensor, shape: tuple[int, ...]) -> Tensor | None:
+    if log_q is None:
+        return None
+    value = _expand(name, torch.as_tensor(log_q, dtype=like.dtype, device=like.device), shape)
+    if visible(value) and value.numel() and not value.isfinite().all():
+        raise ArgumentError(
+            f"`{name}` must be finite: a class with q = 0 cannot be drawn, nor be a positive of a sampled loss; got"
+            f" {value[~value.isfinite()][0].item()}. Smooth the proposal so that every class can be drawn."
+        )
+    return value
+
+
+def _read_hits(hits: Tensor | None, hit_policy: str, shape: tuple[int, ...]) -> Tensor | None:
+    if hits is not None and (not isinstance(hits, Tensor) or hits.dtype != torch.bool):
+        kind = hits.dtype if isinstance(hits, Tensor) else type(hits).__name__
+        raise ArgumentTypeError(f"`hits` must be a bool tensor, True where a negative equals the positive; got {kind}.")
+    if hit_policy == "keep":
+        return None
+    if hits is None:
+        raise ArgumentError(
+            "`hits` is needed to mask accidental hits: pass `negative_ids == target.unsqueeze(-1)`, or `hit_policy='keep'`."
+        )
+    return ~_expand("hits", hits, shape)
