@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from manymax.errors import ArgumentError
+from manymax.ops.checks import visible
 
 
 def draw_categorical(log_weights: Tensor, num: int, generator: torch.Generator | None = None) -> Tensor:
@@ -27,7 +28,7 @@ def draw_categorical(log_weights: Tensor, num: int, generator: torch.Generator |
         [[1, 1], [0, 0]]
     """
     top = log_weights.amax(-1, keepdim=True)
-    if not bool(top.isfinite().all()):
+    if visible(top) and not top.isfinite().all():
         raise ArgumentError("`log_weights` must have a finite largest value in every row; got nan, +inf or only -inf.")
     running = (log_weights - top).exp().cumsum(-1, dtype=torch.float64)
     shape = (*log_weights.shape[:-1], num)

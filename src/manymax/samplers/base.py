@@ -1,0 +1,348 @@
+"""The one interface of every sampler: a call draws ids and states their log q, or says why it cannot."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from manymax.errors import ArgumentError, ArgumentTypeError, ManymaxError
+from manymax.ops.checks import visible
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What a sampler drew.
+
+    `ids` is (N, k), or (k,) when all rows share the draws. `log_q`, of the same shape, is the log-probability of
+    each id as ONE draw from the proposal over all classes, and `log_q_target` that of the positives, in the shape of
+    the target. Either is None where the sampler does not know it; `note` says what they are, or why they are missing.
+
+    `source_row` (k,) is there when the shared draws are positives of the batch itself: draw j is a positive of row
+    source_row[j], and for that row it is no draw at all (`copies`).
+
+    Example:
+        >>> draw = Draw(torch.tensor([4, 1, 4]), log_q=None, log_q_target=None, note="an example")
+        >>> draw.shared, draw.hits(torch.tensor([4, 0])).tolist()
+        (True, [[True, False, True], [False, False, False]])
+    """
+
+    ids: Tensor
+    log_q: Tensor | None
+    log_q_target: Tensor | None
+    note: str
+    source_row: Tensor | None = None
+
+    @property
+    def shared(self) -> bool:
+        """Whether all rows share the draws."""
+        return self.ids.dim() == 1
+
+    def hits(self, target: Tensor) -> Tensor:
+        """Which draws equal the positive: (N, k) for a target (N,), (N, P, k) for (N, P)."""
+        ids = self.ids if self.shared or target.dim() == 1 else self.ids.unsqueeze(-2)
+        return ids == target.unsqueeze(-1)
+
+    def copies(self, batch: int) -> Tensor | None:
+        """Which draws are a row's own positive by construction, (N, k): leave them out whatever is done with hits.
+
+        None where there are none.
+        """
+        if self.source_row is None:
+            return None
+        return self.source_row == torch.arange(batch, device=self.ids.device).unsqueeze(-1)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One checked call of a sampler; the arguments are those of `Sampler.forward`."""
+
+    num_negatives: int | None
+    batch: tuple[int, ...] | None
+    target: Tensor | None
+    input: Tensor | None
+    linear_weight: Tensor | None
+    linear_bias: Tensor | None
+    scores: Callable[[Tensor], Tensor] | None
+    shared: bool
+    generator: torch.Generator | None
+    device: torch.device
+    dtype: torch.dtype
+
+    @property
+    def count(self) -> int:
+        """`num_negatives`, for samplers that need to be told."""
+        if self.num_negatives is None:
+            raise ArgumentError("`num_negatives` must be an integer >= 1; got None, which only in_batch understands.")
+        return self.num_negatives
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The batch shape, for samplers that need one."""
+        if self.batch is None:
+            raise ArgumentError(
+                "`batch` must be known to draw per row; got none of `batch`, `target` and `input`. "
+                "Pass one of them, or shared=True."
+            )
+        return self.batch
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the ids: (k,) if shared, else (*batch, k)."""
+        return (self.count,) if self.shared else (*self.rows, self.count)
+
+
+class ExactBuffers(nn.Module):
+    """A module whose buffers keep their dtype when the model around them is cast.
+
+    Probabilities in half precision would be another law than the one that is drawn from.
+    """
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ExactBuffers:
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, buffer in before.items():
+            after = self._buffers[name]
+            if buffer is not None and after is not None and after.dtype != buffer.dtype:
+                self._buffers[name] = buffer.to(after.device)
+        return self
+
+
+class Sampler(ExactBuffers):
+    """The interface of every sampler: q over `num_classes` classes, from which it draws negatives.
+
+    `note` says what `log_q` is, or why there is none. Everything a sampler learns is in buffers.
+    """
+
+    note: str
+    __call__: Callable[..., Draw]
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.num_classes = check_positive_integer("num_classes", num_classes)
+
+    @abstractmethod
+    def draw(self, request: Request) -> Draw:
+        """The draws for one checked call."""
+
+    @abstractmethod
+    def log_prob_of(self, ids: Tensor, input: Tensor | None, shared: bool) -> Tensor:
+        """log q of ids that are known to be in range."""
+
+    @torch.no_grad()
+    def forward(
+        self,
+        num_negatives: int | None,
+        *,
+        batch: int | Sequence[int] | None = None,
+        target: Tensor | None = None,
+        input: Tensor | None = None,
+        linear_weight: Tensor | None = None,
+        linear_bias: Tensor | None = None,
+        scores: Callable[[Tensor], Tensor] | None = None,
+        shared: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> Draw:
+        """Draw negatives.
+
+        Args:
+            num_negatives: k >= 1, draws per row; None where the sampler has a number of its own (in_batch).
+            batch: rows N (or a shape); only needed when neither `target` nor `input` tells it and draws are per row.
+            target: (N,) or (N, P) ids of the positives.
+            input: (N, d) queries, for samplers that follow the model.
+            linear_weight: (C, d) class vectors, likewise.
+            linear_bias: (C,) class biases, likewise.
+            scores: instead of the three above, a function from ids, (M,) or (N, M), to their scores (N, M).
+            shared: one draw of k for all rows instead of k per row.
+            generator: of the randomness, on the device of the draws.
+
+        Returns:
+            a `Draw` on the device of `input` or `target`, without gradients; `log_q` is float32, or float64 if
+            `input` is.
+        """
+        request = Request(
+            num_negatives=None if num_negatives is None else check_positive_integer("num_negatives", num_negatives),
+            batch=_batch_shape(batch, target, input),
+            target=None if target is None else check_ids("target", target, self.num_classes),
+            input=input,
+            linear_weight=_check_weight(linear_weight, input, self.num_classes),
+            linear_bias=linear_bias,
+            scores=scores,
+            shared=shared,
+            generator=generator,
+            device=self._device(target, input, generator),
+            dtype=torch.get_default_dtype() if input is None else torch.promote_types(input.dtype, torch.float32),
+        )
+        draw = self.draw(request)
+        _check_support(draw.log_q_target)
+        return draw
+
+    @torch.no_grad()
+    def log_q(
+        self, ids: Tensor, *, input: Tensor | None = None, shared: bool = False, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """log q of any ids.
+
+        Args:
+            ids: int64; of any shape where q is the same for every query, else (N, k), or (k,) for every query.
+            input: (N, d) queries, where q depends on them.
+            shared: of the law of shared draws, where it is another one (the mean over the queries).
+            dtype: of the result; the default dtype if None.
+
+        Returns:
+            in the shape of `ids`; (N, k) for `ids` (k,) where q depends on the query and is not shared.
+        """
+        check_ids("ids", ids, self.num_classes)
+        return self.log_prob_of(ids, input, shared).to(dtype or torch.get_default_dtype())
+
+    def log_probs(
+        self, *, input: Tensor | None = None, shared: bool = False, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """log q of all classes, (C,), or (N, C) where q depends on the query: for few classes, for tests and theory."""
+        classes = torch.arange(self.num_classes, device=self._device(None, input, None))
+        return self.log_q(classes, input=input, shared=shared, dtype=dtype)
+
+    def refresh(self, linear_weight: Tensor, generator: torch.Generator | None = None) -> None:
+        """Follow the model's class vectors (C, d); nothing to do where q does not depend on them."""
+
+    def extra_repr(self) -> str:
+        """What the printed module shows."""
+        return f"num_classes={self.num_classes}"
+
+    def _device(self, target: Tensor | None, input: Tensor | None, generator: torch.Generator | None) -> torch.device:
+        own = next((buffer.device for buffer in self.buffers()), None)
+        given = [tensor.device for tensor in (input, target) if tensor is not None]
+        if own is not None and given and own != given[0]:
+            raise ArgumentError(f"the sampler is on {own} but `input` or `target` on {given[0]}: move it with `.to`.")
+        fallback = torch.device("cpu") if generator is None else generator.device
+        return next(iter(given), own or fallback)
+
+
+class FixedSampler(Sampler):
+    """A sampler whose q is the same for every query: uniform, log-uniform, popularity."""
+
+    note = "log q of one draw, exact"
+
+    @abstractmethod
+    def draw_ids(self, shape: tuple[int, ...], device: torch.device, generator: torch.Generator | None) -> Tensor:
+        """Independent draws from q, int64 of the given shape."""
+
+    def draw(self, request: Request) -> Draw:
+        """Independent draws, with log q of them and of the target."""
+        ids = self.draw_ids(request.shape, request.device, request.generator)
+        target = request.target
+        return Draw(
+            ids,
+            log_q=self.log_prob_of(ids).to(request.dtype),
+            log_q_target=None if target is None else self.log_prob_of(target).to(request.dtype),
+            note=self.note,
+        )
+
+    @abstractmethod
+    def log_prob_of(self, ids: Tensor, input: Tensor | None = None, shared: bool = False) -> Tensor:
+        """log q of ids that are known to be in range; queries play no part."""
+
+
+@dataclass(frozen=True)
+class SamplerEntry:
+    """One row of `SAMPLERS`; what reads the table needs to know no sampler by name.
+
+    `make(num_classes, counts, **options)` builds one from what every data set has. `knows_log_q`: draws state log q.
+    `exact_log_q`: it is the law of each draw, and `log_probs` gives all of it. `needs_*`: what a call (or `make`, for
+    the counts) cannot do without; scores come from `input` and `linear_weight`.
+    """
+
+    name: str
+    title: str
+    module: type[Sampler]
+    make: Callable[..., Sampler]
+    law: str
+    reference: str
+    aliases: tuple[str, ...] = ()
+    knows_log_q: bool = True
+    exact_log_q: bool = True
+    needs_counts: bool = False
+    needs_target: bool = False
+    needs_scores: bool = False
+
+
+def check_positive_integer(argument: str, value: Any) -> int:
+    """The value, if it is an integer of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ArgumentTypeError(f"`{argument}` must be an integer >= 1; got {value!r}.")
+    if value < 1:
+        raise ArgumentError(f"`{argument}` must be an integer >= 1; got {value}.")
+    return value
+
+
+def check_number(argument: str, value: float, low: float, high: float = math.inf) -> float:
+    """The value, if it is a number with low <= value <= high."""
+    if not low <= value <= high:  # nan fails too
+        raise ArgumentError(f"`{argument}` must be a number from {low} to {high}; got {value!r}.")
+    return value
+
+
+def check_ids(argument: str, ids: Tensor, num_classes: int) -> Tensor:
+    """The ids as int64, if they are integers from 0 to num_classes - 1."""
+    if not isinstance(ids, Tensor) or ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:
+        raise ArgumentTypeError(
+            f"`{argument}` must be a tensor of integer ids; got {getattr(ids, 'dtype', type(ids))}."
+        )
+    if ids.numel() and visible(ids):
+        low, high = (int(bound) for bound in torch.aminmax(ids))
+        if low < 0 or high >= num_classes:
+            raise ArgumentError(
+                f"`{argument}` must hold ids from 0 to {num_classes - 1}; got {low if low < 0 else high}. "
+                "Drop ignored rows before drawing."
+            )
+    return ids.long()
+
+
+def _batch_shape(
+    batch: int | Sequence[int] | None, target: Tensor | None, input: Tensor | None
+) -> tuple[int, ...] | None:
+    """The one batch shape on which the arguments agree."""
+    given = {"batch": None if batch is None else (batch,) if isinstance(batch, int) else tuple(batch)}
+    if target is not None:
+        if not isinstance(target, Tensor) or target.dim() not in (1, 2):
+            raise ArgumentError(f"`target` must be a tensor (N,) or (N, P); got {_shape(target)}.")
+        given["target"] = tuple(target.shape[:1])
+    if input is not None:
+        if not isinstance(input, Tensor) or input.dim() != 2 or not input.dtype.is_floating_point:
+            raise ArgumentError(f"`input` must be floating-point queries (N, d); got {_shape(input)}.")
+        given["input"] = tuple(input.shape[:1])
+    shapes = {name: shape for name, shape in given.items() if shape is not None}
+    if len(set(shapes.values())) > 1:
+        raise ArgumentError(f"`batch`, `target` and `input` must have the same rows; got {shapes}.")
+    return next(iter(shapes.values()), None)
+
+
+def _check_weight(weight: Tensor | None, input: Tensor | None, num_classes: int) -> Tensor | None:
+    dim = None if input is None else input.shape[1]
+    if weight is not None and (weight.dim() != 2 or len(weight) != num_classes or dim not in (None, weight.shape[1])):
+        expected = f"({num_classes}, {'d' if dim is None else dim})"
+        raise ArgumentError(f"`linear_weight` must be {expected}, one vector per class; got {_shape(weight)}.")
+    return weight
+
+
+def _shape(value: object) -> str:
+    return f"shape {tuple(value.shape)}, {value.dtype}" if isinstance(value, Tensor) else repr(value)
+
+
+def _check_support(log_q_target: Tensor | None) -> None:
+    if log_q_target is not None and visible(log_q_target) and torch.isneginf(log_q_target).any():
+        missing = int(torch.isneginf(log_q_target).sum())
+        raise ArgumentError(
+            f"`target` must have positive probability under q; got {missing} positives with q = 0 (a zero count?). "
+            "Build the sampler with `smoothing` > 0, or drop those rows."
+        )
+
+
+def unknown_log_q(sampler: Sampler) -> ManymaxError:
+    """The error of a sampler that is asked for a log q that it does not know."""
+    return ManymaxError(f"{type(sampler).__name__} has no log q for arbitrary ids: {sampler.note}.")

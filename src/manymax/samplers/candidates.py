@@ -1,0 +1,76 @@
+"""A pool of candidates and their scores, for samplers that choose from the pool by score."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from manymax.errors import ArgumentError
+from manymax.ops.lookup import lookup
+from manymax.ops.row_blocks import row_blocks
+from manymax.samplers.base import Request
+
+
+def pool_shape(request: Request, num_candidates: int, shared_candidates: bool) -> tuple[int, ...]:
+    """(M,) if all queries share the pool, else (N, M)."""
+    return (num_candidates,) if request.shared or shared_candidates else (*request.rows, num_candidates)
+
+
+def at_positions(pool: Tensor, position: Tensor) -> Tensor:
+    """What stands in a pool (M,) or (N, M) at positions (k,) or (N, k)."""
+    return lookup(pool, position) if pool.dim() == 1 else pool.gather(-1, position)
+
+
+def check_pool(num_negatives: int, num_candidates: int) -> None:
+    """Raise unless the pool has enough candidates."""
+    if num_negatives > num_candidates:
+        raise ArgumentError(
+            f"`num_negatives` must be at most `num_candidates` = {num_candidates}; got {num_negatives}. "
+            "Build the sampler with more candidates."
+        )
+
+
+def candidate_scores(request: Request, ids: Tensor) -> Tensor:
+    """The scores of a few ids for every query: input . linear_weight[id] + linear_bias[id].
+
+    Args:
+        request: with `input` and `linear_weight`, or `scores`.
+        ids: (M,), the same for every query (one matmul), or (N, M) (class vectors gathered in blocks of rows).
+
+    Returns:
+        (N, M), float32 at least, without gradients.
+    """
+    if request.scores is not None:
+        scores = request.scores(ids)
+    else:
+        scores = _linear_scores(*linear_arguments(request), ids)
+        if request.linear_bias is not None:
+            scores = scores + lookup(request.linear_bias, ids)
+    if scores.dim() != 2 or scores.shape[-1] != ids.shape[-1]:
+        raise ArgumentError(f"`scores` must return (N, M) for ids {tuple(ids.shape)}; got shape {tuple(scores.shape)}.")
+    return scores.detach().to(torch.promote_types(scores.dtype, torch.float32))
+
+
+def target_scores(request: Request, target: Tensor) -> Tensor:
+    """The scores of the positives (N,) or (N, P): (N, P) for each row's own, (N, N P) of all of them if shared."""
+    if request.shared:
+        return candidate_scores(request, target.reshape(-1))
+    return candidate_scores(request, target.reshape(len(target), -1))
+
+
+def linear_arguments(request: Request) -> tuple[Tensor, Tensor]:
+    """`input` (N, d) and `linear_weight` (C, d), if both are there."""
+    input, weight = request.input, request.linear_weight
+    if input is None or weight is None:
+        raise ArgumentError("`input` and `linear_weight` (or `scores`) must be given: this sampler follows the model.")
+    return input.detach(), weight.detach()
+
+
+def _linear_scores(input: Tensor, weight: Tensor, ids: Tensor) -> Tensor:
+    if ids.dim() == 1:
+        return input @ lookup(weight, ids).T
+    scores = input.new_empty(ids.shape)
+    for rows in row_blocks(len(ids), bytes_per_row=ids.shape[1] * weight.shape[1] * weight.element_size()):
+        gathered = lookup(weight, ids[rows])  # (rows, M, d)
+        scores[rows] = torch.bmm(gathered, input[rows].unsqueeze(-1)).squeeze(-1)
+    return scores

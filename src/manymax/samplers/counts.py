@@ -1,0 +1,45 @@
+"""From counts of the classes to log-probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from manymax.errors import ArgumentError
+from manymax.ops.checks import visible
+from manymax.samplers.base import check_number
+
+
+def log_probs_from_counts(counts: Tensor | Sequence[float], power: float = 1.0, smoothing: float = 0.0) -> Tensor:
+    """log q of all classes in float64.
+
+        q(c) = (counts_c + smoothing)^power / sum_j (counts_j + smoothing)^power
+
+    Args:
+        counts: (C,) non-negative, not all zero.
+        power: >= 0; 1 follows the counts, 0 is uniform.
+        smoothing: >= 0, added to every count.
+
+    Returns:
+        (C,) float64; -inf where the count is zero, unless smoothed or at power 0.
+
+    Example:
+        >>> log_probs_from_counts([3, 0, 1]).exp().tolist()
+        [0.75, 0.0, 0.25]
+    """
+    counts = torch.as_tensor(counts, dtype=torch.float64)
+    check_number("power", power, low=0.0)
+    check_number("smoothing", smoothing, low=0.0)
+    if counts.dim() != 1 or counts.numel() == 0:
+        raise ArgumentError(f"`counts` must be (C,) with at least one class; got shape {tuple(counts.shape)}.")
+    if visible(counts):
+        low, high = torch.aminmax(counts)  # nan if any count is
+        if not (low >= 0 and high.isfinite()):
+            raise ArgumentError("`counts` must be finite and non-negative; got a negative, infinite or nan count.")
+        if high + smoothing == 0:
+            raise ArgumentError("`counts` must have a positive entry; got only zeros. Add `smoothing`.")
+    # In the log domain no power overflows; xlogy makes 0^0 = 1.
+    log_weights: Tensor = torch.special.xlogy(power, counts + smoothing)
+    return log_weights.log_softmax(0)

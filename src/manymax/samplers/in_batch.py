@@ -1,0 +1,140 @@
+"""In-batch negatives: the positives of the other rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from manymax.errors import ArgumentError
+from manymax.ops.lookup import lookup
+from manymax.samplers.base import Draw, ExactBuffers, Request, Sampler, SamplerEntry
+from manymax.samplers.counts import log_probs_from_counts
+from manymax.samplers.streaming import StreamingFrequency
+
+
+class CountedFrequency(ExactBuffers):
+    """The probability of each class from given counts: the fixed counterpart of `StreamingFrequency`."""
+
+    log_prob: Tensor
+
+    def __init__(self, counts: Tensor | Sequence[float], smoothing: float = 0.0) -> None:
+        super().__init__()
+        self.register_buffer("log_prob", log_probs_from_counts(counts, smoothing=smoothing))
+
+    def log_prob_of(self, ids: Tensor) -> Tensor:
+        """log q of the ids, float64."""
+        return lookup(self.log_prob, ids)
+
+
+class InBatchSampler(Sampler):
+    """The positives of the other rows of the batch: no class vectors to fetch beyond those already there.
+
+        q(c) = how often c is a positive: counts_c / sum_j counts_j, or a streaming estimate
+
+    Other rows' positives are independent draws from the law of the data, so k of them, each taken once, are k draws
+    from q. A row's own positive is not: per row it is left out, and in shared draws `Draw.source_row` marks it.
+
+    `num_negatives=None` takes the whole batch, shared. Otherwise k positions are chosen at random without replacement,
+    for all rows (`shared=True`, k <= N P), or for each row among the others' (k <= (N - 1) P, at the same distances
+    from every row).
+
+    Args:
+        num_classes: C >= 1.
+        counts: (C,) of the positives; None estimates their frequency from the batches seen in training mode.
+        smoothing: >= 0, added to every count.
+        rate: of the estimate, see `StreamingFrequency`.
+
+    Example:
+        >>> sampler = InBatchSampler(4, counts=[1, 1, 1, 1])
+        >>> draw = sampler(None, target=torch.tensor([2, 0, 2]))
+        >>> draw.ids.tolist(), draw.copies(3).tolist()
+        ([2, 0, 2], [[True, False, False], [False, True, False], [False, False, True]])
+
+    References:
+        Yi et al. (2019).
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        counts: Tensor | Sequence[float] | None = None,
+        smoothing: float = 0.0,
+        rate: float = 0.01,
+    ) -> None:
+        super().__init__(num_classes)
+        self.frequency: CountedFrequency | StreamingFrequency
+        if counts is None:
+            self.frequency = StreamingFrequency(num_classes, rate)
+            self.note = "log q of one draw, estimated from the gaps between occurrences of a class"
+            return
+        self.frequency = CountedFrequency(counts, smoothing)
+        self.note = "log q of one draw if the positives follow the given counts"
+        if (given := self.frequency.log_prob.numel()) != num_classes:
+            raise ArgumentError(f"`counts` must have one entry for each of {num_classes} classes; got {given}.")
+
+    def draw(self, request: Request) -> Draw:
+        """Positions of the batch, and what stands there."""
+        if request.target is None:
+            raise ArgumentError("`target` must be given: in-batch negatives are the positives of the batch; got None.")
+        target = request.target
+        if self.training:
+            self.update(target)
+        positives = target if target.dim() == 2 else target.unsqueeze(1)  # (N, P)
+        position = self._positions(request, positives)
+        ids = lookup(positives.reshape(-1), position)
+        shared = position.dim() == 1
+        return Draw(
+            ids,
+            log_q=self.log_prob_of(ids).to(request.dtype),
+            log_q_target=self.log_prob_of(target).to(request.dtype),
+            note=self.note,
+            source_row=position // positives.shape[1] if shared else None,
+        )
+
+    def update(self, target: Tensor) -> None:
+        """Take a batch into the streaming estimate; a call in training mode does it by itself, given counts stay."""
+        if isinstance(self.frequency, StreamingFrequency):
+            self.frequency.update(target)
+
+    def log_prob_of(self, ids: Tensor, input: Tensor | None = None, shared: bool = False) -> Tensor:
+        """The given or estimated log-probabilities; queries play no part."""
+        return self.frequency.log_prob_of(ids)
+
+    @staticmethod
+    def _positions(request: Request, positives: Tensor) -> Tensor:
+        """Positions in the flattened positives: (k,) if shared, else (N, k) among the other rows'."""
+        rows, size = positives.shape[0], positives.shape[1]
+        if request.num_negatives is None:
+            return torch.arange(rows * size, device=positives.device)
+        available = rows * size if request.shared else (rows - 1) * size
+        if request.num_negatives > available:
+            raise ArgumentError(
+                f"`num_negatives` must be at most {available}, what the batch has to offer; "
+                f"got {request.num_negatives}. Enlarge the batch, or pass None for all of it."
+            )
+        order = torch.randperm(available, generator=request.generator, device=positives.device)
+        chosen = order[: request.num_negatives]
+        if request.shared:
+            return chosen
+        own_end = torch.arange(1, rows + 1, device=positives.device).unsqueeze(1) * size
+        return (own_end + chosen) % (rows * size)
+
+
+def make(num_classes: int, counts: Tensor | None = None, **options: float) -> InBatchSampler:
+    """The sampler of the table; without counts it estimates them."""
+    return InBatchSampler(num_classes, counts=counts, **options)
+
+
+ENTRY = SamplerEntry(
+    name="in_batch",
+    aliases=("batch",),
+    title="In-batch",
+    module=InBatchSampler,
+    make=make,
+    law="frequency of c among the positives",
+    reference="Yi et al. (2019)",
+    needs_target=True,
+)

@@ -1,0 +1,242 @@
+"""MIDX: a proposal that follows the model, by quantising the class vectors in two halves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manymax.errors import ArgumentError
+from manymax.ops.categorical import draw_categorical
+from manymax.ops.checks import visible
+from manymax.ops.lookup import lookup
+from manymax.ops.row_blocks import row_blocks
+from manymax.samplers.base import Draw, Request, Sampler, SamplerEntry, check_positive_integer
+
+
+class MIDXSampler(Sampler):
+    """Classes in proportion to exp of a quantised score, exactly normalised.
+
+    The two halves of every class vector are replaced by the nearest of K codewords. Classes with the same pair of
+    codewords form a cell, and a draw is a cell, then any class of it:
+
+        q(c) = exp(s(cell of c)) / sum over cells of size * exp(s(cell)),    s(cell) = x_1 . u_cell + x_2 . v_cell
+
+    with (x_1, x_2) the halves of the query and (u, v) the codewords. With one codeword per class q is softmax(s). A
+    query costs O(K d + cells), cells <= min(C, K^2), whatever the number of classes.
+
+    The codewords are those of the class vectors at the last `refresh`: once per epoch is usual. A sampler that was
+    never refreshed does it at the first call. Biases of the classes play no part in q.
+
+    `shared=True` draws from the mean of q over the rows, and states its log.
+
+    Args:
+        num_classes: C >= 1.
+        num_codewords: K >= 1, per half; more follow the model more closely.
+        num_iterations: of k-means at a refresh, which starts from the codewords of the last one.
+
+    Example:
+        >>> weight = torch.tensor([[2.0, 0.0], [0.0, 2.0], [-2.0, 0.0], [0.0, -2.0]])
+        >>> sampler = MIDXSampler(4, num_codewords=4)
+        >>> sampler.refresh(weight, generator=torch.Generator().manual_seed(0))
+        >>> sampler.log_probs(input=torch.tensor([[1.0, 0.0]])).exp().mul(100).round().tolist()
+        [[78.0, 10.0, 1.0, 10.0]]
+
+    References:
+        Lian et al. (2020), Chen et al. (2022): the inverted multi-index as a proposal.
+    """
+
+    note = "log q of one draw, exact for the codewords of the last refresh"
+    codewords: Tensor
+    cell_codes: Tensor
+    cell_start: Tensor
+    cell_of_class: Tensor
+    members: Tensor
+
+    def __init__(self, num_classes: int, num_codewords: int = 32, *, num_iterations: int = 10) -> None:
+        super().__init__(num_classes)
+        self.num_codewords = check_positive_integer("num_codewords", num_codewords)
+        self.num_iterations = check_positive_integer("num_iterations", num_iterations)
+        self.register_buffer("codewords", torch.empty(0, 0))  # (K, d): first halves | second halves
+        self.register_buffer("cell_codes", torch.empty(0, 2, dtype=torch.int64))  # (cells, 2): codewords of a cell
+        self.register_buffer("cell_start", torch.zeros(1, dtype=torch.int64))  # (cells + 1,): into members
+        self.register_buffer("cell_of_class", torch.empty(0, dtype=torch.int64))  # (C,)
+        self.register_buffer("members", torch.empty(0, dtype=torch.int64))  # (C,): classes sorted by cell
+
+    @torch.no_grad()
+    def refresh(self, linear_weight: Tensor, generator: torch.Generator | None = None) -> None:
+        """Quantise the class vectors anew.
+
+        Args:
+            linear_weight: (C, d) finite class vectors.
+            generator: chooses the first codewords, on the device of the vectors; later refreshes start from the last.
+        """
+        weight = self._checked(linear_weight)
+        if self.codewords.shape[1] != weight.shape[1]:
+            chosen = torch.randperm(self.num_classes, generator=generator, device=weight.device)[: self.num_codewords]
+            self.codewords = weight[chosen]
+        halves = zip(_halves(weight), _halves(self.codewords.to(weight)), strict=True)
+        quantised = [_k_means(points, codewords, self.num_iterations) for points, codewords in halves]
+        self.codewords = torch.cat([codewords for codewords, _ in quantised], dim=1)
+        (_, first), (_, second) = quantised
+        pair = first * len(self.codewords) + second
+        cell, self.cell_of_class, size = torch.unique(pair, return_inverse=True, return_counts=True)
+        self.cell_codes = torch.stack([cell // len(self.codewords), cell % len(self.codewords)], dim=1)
+        self.cell_start = torch.nn.functional.pad(size.cumsum(0), (1, 0))
+        self.members = self.cell_of_class.argsort(stable=True)
+
+    def draw(self, request: Request) -> Draw:
+        """A cell by its weight, then any class of it."""
+        if request.input is None:
+            raise ArgumentError("`input` must be given: the law depends on the query; got None.")
+        if not self.members.numel() and request.linear_weight is not None:
+            self.refresh(request.linear_weight, request.generator)
+        draw = self._draw_shared if request.shared else self._draw_rows
+        return draw(request, request.input)
+
+    def log_prob_of(self, ids: Tensor, input: Tensor | None, shared: bool) -> Tensor:
+        """log q, or the log of its mean over the queries if shared."""
+        if input is None:
+            raise ArgumentError("`input` must be given: the law depends on the query; got None.")
+        blocks = []
+        for rows in self._blocks(input, ids.shape[-1]):
+            block = self._read(self._cell_log_probs(input[rows]), ids if ids.dim() == 1 else ids[rows])
+            blocks.append(block.logsumexp(0, keepdim=True) if shared else block)
+        log_q = torch.cat(blocks)
+        return log_q.logsumexp(0) - math.log(len(input)) if shared else log_q
+
+    def _draw_rows(self, request: Request, input: Tensor) -> Draw:
+        """k draws per row; the table of the cells is made once per block of rows, for all that is read from it."""
+        target = request.target
+        ids, log_q, log_q_target = [], [], []
+        for rows in self._blocks(input, request.count):
+            table = self._cell_log_probs(input[rows])
+            ids.append(self._any_member(draw_categorical(table, request.count, request.generator), request.generator))
+            log_q.append(self._read(table, ids[-1]))
+            if target is not None:
+                log_q_target.append(self._read(table, target[rows].reshape(len(table), -1)))
+        return Draw(
+            torch.cat(ids),
+            log_q=torch.cat(log_q).to(request.dtype),
+            log_q_target=None if target is None else torch.cat(log_q_target).view(target.shape).to(request.dtype),
+            note=self.note,
+        )
+
+    def _draw_shared(self, request: Request, input: Tensor) -> Draw:
+        """k draws from the mean of q over the rows: each from the law of a row chosen at random."""
+        row = torch.randint(len(input), (request.count,), generator=request.generator, device=input.device)
+        cells = [
+            draw_categorical(self._cell_log_probs(input[row[block]]), 1, request.generator)
+            for block in self._blocks(row, 1)
+        ]
+        ids = self._any_member(torch.cat(cells).squeeze(1), request.generator)
+        target = request.target
+        return Draw(
+            ids,
+            log_q=self.log_prob_of(ids, input, shared=True).to(request.dtype),
+            log_q_target=None
+            if target is None
+            else self.log_prob_of(target.reshape(-1), input, shared=True).view(target.shape).to(request.dtype),
+            note=self.note,
+        )
+
+    def _cell_log_probs(self, input: Tensor) -> Tensor:
+        """The log-probability of every cell for every query, (N, cells)."""
+        if not self.members.numel():
+            raise ArgumentError(
+                "the sampler has no codewords yet: call `refresh(linear_weight)`, or pass `linear_weight`."
+            )
+        if input.shape[1] != self.codewords.shape[1]:
+            raise ArgumentError(
+                f"`input` must be (N, {self.codewords.shape[1]}), as wide as the class vectors of the last refresh; "
+                f"got shape {tuple(input.shape)}."
+            )
+        input = input.detach().to(torch.promote_types(input.dtype, self.codewords.dtype))
+        first, second = (
+            (x @ words.to(x).T).index_select(1, code)
+            for x, words, code in zip(_halves(input), _halves(self.codewords), self.cell_codes.unbind(1), strict=True)
+        )
+        return (first + second + self._cell_size().log()).log_softmax(-1)
+
+    def _read(self, table: Tensor, ids: Tensor) -> Tensor:
+        """log q of ids (N, k), or (k,) for every row, from the log-probabilities of the cells."""
+        cell = lookup(self.cell_of_class, ids)
+        log_size = lookup(self._cell_size().log(), cell)
+        return (table.index_select(1, cell) if ids.dim() == 1 else table.gather(1, cell)) - log_size
+
+    def _any_member(self, cell: Tensor, generator: torch.Generator | None) -> Tensor:
+        """A class of each cell, all alike."""
+        start, end = lookup(self.cell_start, cell), lookup(self.cell_start, cell + 1)
+        height = torch.rand(cell.shape, generator=generator, device=cell.device, dtype=torch.float64)
+        return lookup(self.members, torch.minimum(start + (height * (end - start)).long(), end - 1))
+
+    def _cell_size(self) -> Tensor:
+        return self.cell_start.diff().to(self.codewords.dtype)
+
+    def _blocks(self, rows: Tensor, num_ids: int) -> Iterator[slice]:
+        """Blocks of rows, by the bytes of the tables (N, cells) and of what is read from them."""
+        return row_blocks(len(rows), bytes_per_row=8 * (4 * len(self.cell_codes) + num_ids))
+
+    def _checked(self, linear_weight: Tensor) -> Tensor:
+        """The class vectors in float32 at least, if they are (C, d) and finite."""
+        if linear_weight.dim() != 2 or len(linear_weight) != self.num_classes:
+            raise ArgumentError(
+                f"`linear_weight` must be ({self.num_classes}, d), one vector per class; "
+                f"got shape {tuple(linear_weight.shape)}."
+            )
+        if visible(linear_weight) and not linear_weight.isfinite().all():
+            raise ArgumentError("`linear_weight` must be finite; got nan or inf.")
+        return linear_weight.detach().to(torch.promote_types(linear_weight.dtype, torch.float32))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Take the shapes of the stored codewords and cells; the number of classes must be the same."""
+        stored = state_dict.get(prefix + "members")
+        if stored is not None and len(stored) not in (0, self.num_classes):
+            args[-1].append(f"the stored sampler has {len(stored)} classes, this one {self.num_classes}.")
+        for name, buffer in list(self._buffers.items()):
+            if buffer is not None and prefix + name in state_dict:
+                self._buffers[name] = buffer.new_empty(state_dict[prefix + name].shape)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _halves(vectors: Tensor) -> tuple[Tensor, Tensor]:
+    half = vectors.shape[1] // 2
+    return vectors[:, :half], vectors[:, half:]
+
+
+def _k_means(points: Tensor, codewords: Tensor, num_iterations: int) -> tuple[Tensor, Tensor]:
+    """Codewords (K, d) moved towards the means of their points, and the code (C,) of every point."""
+    code = _nearest(points, codewords)
+    for _ in range(num_iterations):
+        size = code.bincount(minlength=len(codewords)).unsqueeze(1)
+        total = torch.zeros_like(codewords).index_add_(0, code, points)
+        codewords = torch.where(size > 0, total / size.clamp(min=1), codewords)  # a codeword without points stays
+        code = _nearest(points, codewords)
+    return codewords, code
+
+
+def _nearest(points: Tensor, codewords: Tensor) -> Tensor:
+    """The codeword nearest to each point: largest x . u - |u|^2 / 2."""
+    offset = codewords.square().sum(1) / 2
+    blocks = row_blocks(len(points), bytes_per_row=8 * len(codewords))
+    return torch.cat([(points[rows] @ codewords.T - offset).argmax(1) for rows in blocks])
+
+
+def make(num_classes: int, counts: Tensor | None = None, **options: int) -> MIDXSampler:
+    """The sampler of the table; counts play no part."""
+    return MIDXSampler(num_classes, **options)
+
+
+ENTRY = SamplerEntry(
+    name="midx",
+    aliases=("adaptive",),
+    title="Adaptive (inverted multi-index)",
+    module=MIDXSampler,
+    make=make,
+    law="exp(quantised score of c) / normaliser",
+    reference="Lian et al. (2020)",
+    needs_scores=True,
+)
