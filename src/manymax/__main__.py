@@ -1,0 +1,6 @@
+"""`python -m manymax` is the `manymax` command."""
+
+from manymax.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""The table of commands."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from manymax import __version__
+from manymax.cli.docs import docs
+from manymax.cli.losses import losses
+from manymax.cli.show import show
+
+app = typer.Typer(
+    name="manymax",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help keeps the lines of the examples
+)
+app.command()(losses)
+app.command()(show)
+app.command(hidden=True)(docs)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"manymax {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def manymax(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """The softmax family of losses: what each member is, and what is true of it.
+
+    \b
+    Examples:
+      manymax losses               the family and its facts, one row a member
+      manymax show sparsemax       formulas, calls and facts of one member
+      manymax show ssm             other names work too
+      manymax losses --json        everything, for programs
+    """

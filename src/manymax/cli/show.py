@@ -1,0 +1,53 @@
+"""`manymax show NAME`: one member in full."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from manymax.cli import console as look
+from manymax.cli.record import calls, heading, record, settings_text, word
+from manymax.losses import FAMILY
+from manymax.losses.facts import Member
+
+
+def show(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A member of the family, or another name for it.")],
+    json: Annotated[bool, typer.Option("--json", help="Print the member as JSON.")] = False,
+) -> None:
+    """Show one member: formulas, calls, facts with their sources.
+
+    \b
+    Examples:
+      manymax show entmax
+      manymax show entmax --json
+    """
+    member = FAMILY[name]
+    if json:
+        look.put_json(record(member))
+        return
+    console = look.open_console()
+    console.print(f"{member.name}: {member.title} ({member.kind})", style="bold")
+    for title, rows in _sections(member):
+        console.print(f"\n{title}")
+        look.put(console, look.pairs(rows))
+
+
+def _sections(member: Member) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    formulas = record(member)["formulas"]
+    yield "Formulas", [(part, text) for part, text in formulas.items() if text is not None]
+    yield "In Python", list(calls(member).items())
+    yield "Facts", list(_facts(member))
+    names = [("other names", ", ".join(member.aliases))] if member.aliases else []
+    settings = "; ".join(map(settings_text, member.settings))
+    yield "More", [*names, ("tested with", settings), ("reference", member.reference)]
+
+
+def _facts(member: Member) -> Iterator[tuple[str, str]]:
+    for name, fact in member.facts.items():
+        yield heading(name), fact.text if fact.value is None else f"{word(fact)}: {fact.text}"
+        yield "", f"{fact.status}; source: {fact.source}"
+        if fact.printed is not None:
+            yield "", f"the paper prints: {fact.printed}"

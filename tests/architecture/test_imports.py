@@ -1,0 +1,175 @@
+"""Imports point downward, and the library needs torch alone.
+
+The import statements are read, not run: those inside of functions and under TYPE_CHECKING count too.
+"""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src"
+
+LIBRARY = {"errors", "table", "ops", "losses", "samplers", "heads", "als", "theory", "advisor"}
+
+# What each part may import of ours, besides itself, `errors` and `table`. The most specific row counts.
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "table": set(),
+    "ops": set(),
+    "losses": {"ops"},
+    "samplers": {"ops"},
+    "heads": {"losses", "samplers", "ops"},
+    "als": {"losses", "samplers", "ops"},
+    "theory": {"losses", "samplers", "ops"},
+    "advisor": {"losses", "heads", "theory"},
+    "study.data": {"study.seeds"},
+    "study.metrics": {"study.seeds"},
+    "study.records": {"study.config"},
+    "study.reference": set(),
+    "study.backbones": {"study.data", "ops"},
+    "study.train": {"losses", "heads", "study.backbones", "study.data"},
+    "study.train_als": {"losses", "heads", "als", "study.backbones", "study.data"},
+    "study.evaluate": {"heads", "study.backbones", "study.data", "study.metrics"},
+    "study.report": {"losses", "study.records", "study.reference"},
+    "study": {*LIBRARY, "study"},
+    "cli": {"losses", "samplers", "theory", "advisor", "study", ""},
+    "": LIBRARY,  # manymax/__init__.py: the public names
+    "__main__": {"cli"},
+}
+BESIDES = {"errors", "table"}
+
+# Members that others may name as a special case of theirs, or they of it.
+SPECIAL_CASES = {"losses.softmax", "losses.entmax"}
+
+
+def parse(source: Path) -> dict[str, ast.Module]:
+    """{dotted name below the package: syntax tree}; the package itself is ''."""
+    package = source / "manymax"
+    trees = {}
+    for path in sorted(package.rglob("*.py")):
+        parts = path.relative_to(package).with_suffix("").parts
+        trees[".".join(p for p in parts if p != "__init__")] = ast.parse(path.read_text(encoding="utf-8"))
+    return trees
+
+
+def imported(tree: ast.Module, modules: set[str]) -> Iterator[str]:
+    """Absolute names of imported modules; `from a import b` is a.b where that is a module, else a."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: relative import"
+            for alias in node.names:
+                longer = f"{node.module}.{alias.name}"
+                yield longer if longer.removeprefix("manymax.") in modules else str(node.module)
+
+
+def ours(tree: ast.Module, modules: set[str]) -> set[str]:
+    """The imported modules of the package, named below it."""
+    names = imported(tree, modules)
+    return {name.partition(".")[2] for name in names if name.partition(".")[0] == "manymax"}
+
+
+def part(module: str) -> str:
+    """The row of the table that speaks for a module: its longest prefix there."""
+    prefixes = [module.rsplit(".", cut)[0] for cut in range(module.count(".") + 1)]
+    rows = [prefix for prefix in prefixes if prefix in MAY_IMPORT]
+    assert rows, f"{module} belongs to no row of MAY_IMPORT: say there what it may import"
+    return rows[0]
+
+
+def below(module: str, row: str) -> bool:
+    return module == row or (row != "" and module.startswith(f"{row}."))
+
+
+def wrong_direction(trees: dict[str, ast.Module]) -> list[str]:
+    """'a imports b' for every import of ours that the table does not allow."""
+    found = []
+    for module, tree in trees.items():
+        allowed = MAY_IMPORT[part(module)] | BESIDES | {part(module)}
+        for name in sorted(ours(tree, set(trees))):
+            if not any(below(name, row) for row in allowed):
+                found.append(f"{module} imports {name or 'manymax'}")
+    return found
+
+
+def foreign(trees: dict[str, ast.Module]) -> list[str]:
+    """'a imports b' for every import of the library that is not torch, the standard library or ours."""
+    known = {"manymax", "torch", *sys.stdlib_module_names}
+    return [
+        f"{module} imports {name}"
+        for module, tree in trees.items()
+        if module.partition(".")[0] in {*LIBRARY, ""}
+        for name in imported(tree, set(trees))
+        if name.partition(".")[0] not in known
+    ]
+
+
+def entangled(trees: dict[str, ast.Module]) -> list[str]:
+    """'a imports b' for every member that imports `manymax.losses` itself or a member that is no special case."""
+    members = {name for name, tree in trees.items() if name.startswith("losses.") and "MEMBER" in assigned(tree)}
+    refused = members - SPECIAL_CASES | {"losses"}
+    return [f"{m} imports {name}" for m in sorted(members) for name in sorted(ours(trees[m], set(trees)) & refused)]
+
+
+def assigned(tree: ast.Module) -> set[str]:
+    targets = [t for node in tree.body if isinstance(node, ast.Assign) for t in node.targets]
+    return {target.id for target in targets if isinstance(target, ast.Name)}
+
+
+TREES = parse(SOURCE)
+
+
+def test_every_part_imports_only_what_lies_below_it() -> None:
+    assert wrong_direction(TREES) == []
+
+
+def test_the_library_imports_torch_and_the_standard_library_alone() -> None:
+    assert foreign(TREES) == []
+
+
+def test_members_do_not_import_one_another() -> None:
+    assert entangled(TREES) == []
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    graph = {module: ours(tree, set(TREES)) - {module} for module, tree in TREES.items()}
+    tuple(graphlib.TopologicalSorter(graph).static_order())  # raises on a cycle
+
+
+def test_importing_the_library_loads_neither_the_command_nor_the_study() -> None:
+    script = "import sys, manymax; print(*sorted(sys.modules))"
+    environment = os.environ | {"PYTHONPATH": str(SOURCE)}
+    result = subprocess.run(
+        [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )
+    loaded = set(result.stdout.split())
+    assert "manymax.losses" in loaded
+    assert not loaded & {"manymax.cli", "manymax.study", "typer", "rich", "scipy", "entmax", "implicit"}
+
+
+@pytest.mark.parametrize(
+    ("check", "module", "statement", "complaint"),
+    [
+        (wrong_direction, "ops.simplex", "from manymax.losses import FAMILY", "ops.simplex imports losses"),
+        (wrong_direction, "losses.softmax", "import manymax", "losses.softmax imports manymax"),
+        (wrong_direction, "losses.base", "def f():\n    from manymax.cli import main", "losses.base imports cli"),
+        (wrong_direction, "theory.cost", "import manymax.heads.dense", "theory.cost imports heads.dense"),
+        (wrong_direction, "study.data.split", "from manymax.study import run", "study.data.split imports study"),
+        (foreign, "als", "import scipy.sparse", "als imports scipy.sparse"),
+        (foreign, "", "import typer", " imports typer"),
+        (entangled, "losses.nce", "from manymax.losses import FAMILY\nMEMBER = 1", "losses.nce imports losses"),
+        (entangled, "losses.rg", "import manymax.losses.rankmax\nMEMBER = 1", "losses.rg imports losses.rankmax"),
+    ],
+)
+def test_a_forbidden_import_is_found(check, module: str, statement: str, complaint: str) -> None:
+    trees = {"losses.rankmax": ast.parse("MEMBER = 1"), "heads.dense": ast.parse(""), module: ast.parse(statement)}
+    assert check(trees) == [complaint]

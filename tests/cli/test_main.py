@@ -1,0 +1,63 @@
+"""`main`: exit codes and messages, never a traceback; in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src"
+
+
+def run(script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *script.split(" ", 1), *arguments],
+        env=os.environ | {"PYTHONPATH": str(SOURCE)} | environment,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=False,
+    )
+
+
+def test_runs_as_a_module() -> None:
+    result = run("-m manymax", "losses")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("member ")
+
+
+def test_an_unknown_name_is_one_line_and_exit_code_2() -> None:
+    result = run("-m manymax", "show", "sparsmax")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("manymax: unknown loss 'sparsmax': did you mean 'sparsemax'?")
+    assert result.stderr.count("\n") == 1
+
+
+def test_an_unknown_command_is_exit_code_2() -> None:
+    result = run("-m manymax", "lossse")
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+
+
+def test_ascii_only_output_does_not_fail() -> None:
+    result = run("-m manymax", "losses", PYTHONIOENCODING="ascii")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.isascii()
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+def test_without_the_extra_it_says_what_to_install(missing: str) -> None:
+    script = f"import sys; sys.modules[{missing!r}] = None; from manymax.cli import main; main()"
+    result = run(f"-c {script}")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == (f'manymax: the command needs `{missing}`. Install it with: pip install "manymax[study]"\n')
+
+
+def test_a_fault_of_ours_is_not_taken_for_a_missing_package() -> None:
+    script = "import sys; sys.modules['manymax.cli.app'] = None; from manymax.cli import main; main()"
+    result = run(f"-c {script}")
+    assert result.returncode == 1
+    assert "ModuleNotFoundError" in result.stderr

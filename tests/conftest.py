@@ -1,0 +1,33 @@
+"""Seeds and threads for all tests."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from hypothesis import settings
+
+# One thread: results do not depend on the machine, and parallel workers do not fight for its cores.
+torch.set_num_threads(1)
+
+# The same examples in every run; no deadline, because a loaded machine is not a fault.
+settings.register_profile("manymax", deadline=None, derandomize=True)
+settings.load_profile("manymax")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--seed",
+        type=int,
+        default=int(os.environ.get("MANYMAX_SEED", "0")),
+        help="the seed that tests get from the fixture `seed` (default: $MANYMAX_SEED or 0)",
+    )
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """The run's seed; torch's global generator has been set to it. Tests must pass for any seed."""
+    value: int = request.config.getoption("--seed")
+    torch.manual_seed(value)
+    return value

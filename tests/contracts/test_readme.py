@@ -1,0 +1,89 @@
+"""What the documents say is what the code does."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import re
+from pathlib import Path
+
+import pytest
+
+import manymax
+from manymax.cli.docs import PAGE, family_page, with_table
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+EXAMPLES = [path for path in DOCUMENTS if ">>>" in path.read_text(encoding="utf-8")]
+
+
+def examples(text: str) -> str:
+    """The Python blocks of a Markdown text, one after the other."""
+    return "\n".join(re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL))
+
+
+def failures(text: str) -> int:
+    test = doctest.DocTestParser().get_doctest(examples(text), {}, "document", None, 0)
+    return doctest.DocTestRunner().run(test).failed
+
+
+def test_readme_has_the_table_of_the_family() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert text == with_table(text), "run `make docs`"
+
+
+def test_readme_names_every_member() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [name for name in manymax.FAMILY if f"| [{name}](" not in text] == []
+
+
+def test_family_page_is_current() -> None:
+    assert (ROOT / PAGE).read_text(encoding="utf-8") == family_page(), "run `make docs`"
+
+
+def test_readme_has_an_example() -> None:
+    assert ROOT / "README.md" in EXAMPLES
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_examples_print_what_they_say(path: Path) -> None:
+    assert failures(path.read_text(encoding="utf-8")) == 0
+
+
+def test_a_wrong_example_is_noticed() -> None:
+    assert failures("```python\n>>> 1 + 1\n3\n```\n") == 1
+
+
+def test_readme_fits_a_screen() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 60
+
+
+@pytest.mark.parametrize("path", [*DOCUMENTS, ROOT / "CONTRIBUTING.md"], ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text(encoding="utf-8"))
+    assert [link for link in links if "://" not in link and not (path.parent / link).exists()] == []
+
+
+def test_make_has_the_commands_that_readme_names() -> None:
+    commands = re.findall(r"^make (\w+)", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    rules = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert set(commands) >= {"study", "test"}
+    assert set(commands) <= set(rules)
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    citation = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert citation is not None
+    assert citation[1] == manymax.__version__
+
+
+def test_every_dependency_has_its_reason_and_its_pin() -> None:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    # Read with a pattern: the standard library has no TOML parser before Python 3.11.
+    lists = re.findall(r"^(?:dependencies|study|dev) = (\[.*?\])", project, flags=re.MULTILINE | re.DOTALL)
+    names = {re.split(r"[<>=]", entry)[0] for text in lists for entry in ast.literal_eval(text)}
+    pins = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    reasons = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert {"torch", "typer", "pytest"} <= names
+    assert {name for name in names if not re.search(rf"^{name}==", pins, flags=re.MULTILINE)} == set()
+    assert set(re.findall(r"^\| ([\w-]+) \| (?:study|dev)? ?\|", reasons, flags=re.MULTILINE)) == names
