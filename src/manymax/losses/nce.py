@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import softplus
+from torch.nn.functional import logsigmoid
 
 from manymax.errors import ArgumentError, check_choice
 from manymax.losses.facts import Fact, Facts, Formulas, Member
-from manymax.losses.sampled import read_sample
+from manymax.losses.sampled import HIT_POLICIES, read_number, read_sample
 from manymax.ops.divergences import jensen_shannon
 from manymax.ops.reduction import REDUCTIONS, reduce
 
@@ -46,7 +46,7 @@ def nce_loss(
         log_q_positive, log_q_negative: log-probabilities of the proposal, as in `sampled_softmax_loss`.
         hits: (..., k) bool, True where a negative is the positive.
         hit_policy: "keep" (needed for the minimiser log p) or "mask".
-        log_z: log Z0, a number or a tensor that can be learned, subtracted from every score.
+        log_z: log Z0, subtracted from every score: a number, or a tensor () or (...) that can be learned.
         reduction: "none", "mean" or "sum".
 
     Returns:
@@ -64,20 +64,20 @@ def nce_loss(
         if log_q is None:
             raise ArgumentError(f"`{name}` must be given: NCE needs to know its noise. Pass -log(C) if it is uniform.")
     sample = read_sample(positive, negative, log_q_positive, log_q_negative, hits, hit_policy)
-    shift = log_z + math.log(sample.num_negatives)
-    positive_term = softplus(-(sample.positive - sample.log_q_positive - shift))
+    shift = read_number("log_z", log_z, sample.positive, tuple(sample.positive.shape))
+    shift = shift + math.log(sample.num_negatives)
+    positive_logits = sample.positive - sample.log_q_positive - shift
+    noise_logits = sample.negative - sample.log_q_negative - shift.unsqueeze(-1)
     # a score of -inf is a masked class: no term, and no nan in its gradient
-    noise_logits = sample.negative - sample.log_q_negative - (shift.unsqueeze(-1) if _per_row(shift) else shift)
-    live = noise_logits > -torch.inf
-    terms = torch.where(live, softplus(torch.where(live, noise_logits, 0)), 0)
-    if sample.kept is not None:
-        terms = torch.where(sample.kept, terms, 0)
-    rows = positive_term + terms.sum(-1)
+    live = noise_logits != -torch.inf
+    terms = torch.where(live, _softplus(torch.where(live, noise_logits, 0)), 0)
+    rows = _softplus(-positive_logits) + terms.sum(-1)
     return reduce(rows, torch.ones_like(rows), reduction).to(sample.dtype)
 
 
-def _per_row(value: float | Tensor) -> bool:
-    return isinstance(value, Tensor) and value.ndim > 0
+def _softplus(values: Tensor) -> Tensor:
+    """log(1 + exp(x)) to full precision; torch's own softplus is x beyond 20, which is 2e-9 off."""
+    return -logsigmoid(-values)
 
 
 class NCELoss(nn.Module):
@@ -94,6 +94,7 @@ class NCELoss(nn.Module):
     ) -> None:
         super().__init__()
         check_choice("reduction", reduction, REDUCTIONS)
+        check_choice("hit_policy", hit_policy, HIT_POLICIES)
         self.hit_policy, self.reduction = hit_policy, reduction
         self.log_z = nn.Parameter(torch.tensor(float(log_z))) if learnable else float(log_z)
 

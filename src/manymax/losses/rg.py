@@ -33,7 +33,7 @@ from manymax.ops.reduction import reduce
 
 def _centred(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """s - mean(s) (0 at masked classes), the mean (..., 1) and the number of live classes (..., 1)."""
-    live = scores > -torch.inf
+    live = scores != -torch.inf  # nan is alive: it must show
     count = live.sum(-1, keepdim=True)
     mean = torch.where(live, scores, 0).sum(-1, keepdim=True) / count
     return torch.where(live, scores - mean, 0), mean, count
@@ -99,18 +99,32 @@ class Moments(NamedTuple):
     mean: Tensor
     covariance: Tensor
     num_classes: int
+    has_bias: bool = False
 
 
 def class_moments(linear_weight: Tensor, linear_bias: Tensor | None = None) -> Moments:
     """Moments of the class vectors (C, d), once per step: O(C d^2), differentiable."""
+    _check_float("linear_weight", linear_weight)
     if linear_weight.ndim != 2 or linear_weight.shape[0] == 0:
         raise ArgumentError(f"`linear_weight` must be (classes, dim); got shape {tuple(linear_weight.shape)}.")
-    vectors = linear_weight
+    vectors, _ = working(linear_weight)
     if linear_bias is not None:
-        vectors = torch.cat([linear_weight, linear_bias.unsqueeze(-1)], -1)
+        _check_float("linear_bias", linear_bias)
+        if linear_bias.shape != linear_weight.shape[:1]:
+            raise ArgumentError(
+                f"`linear_bias` must have shape ({linear_weight.shape[0]},); got {tuple(linear_bias.shape)}."
+            )
+        vectors = torch.cat([vectors, linear_bias.to(vectors.dtype).unsqueeze(-1)], -1)
     mean = vectors.mean(0)
     d = vectors - mean
-    return Moments(mean, d.T @ d / vectors.shape[0], vectors.shape[0])
+    with torch.autocast(d.device.type, enabled=False):
+        return Moments(mean, d.T @ d / vectors.shape[0], vectors.shape[0], linear_bias is not None)
+
+
+def _check_float(name: str, value: Tensor) -> None:
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise ArgumentTypeError(f"`{name}` must be a float tensor; got {kind}.")
 
 
 def rg_log_partition_from_moments(input: Tensor, moments: Moments) -> Tensor:
@@ -122,14 +136,17 @@ def rg_log_partition_from_moments(input: Tensor, moments: Moments) -> Tensor:
         >>> manymax.rg_log_partition_from_moments(input, manymax.class_moments(weight))
         tensor([1.1286])
     """
-    if not input.is_floating_point():
-        raise ArgumentTypeError(f"`input` must be a float tensor; got dtype {input.dtype}.")
-    if input.shape[-1] == moments.mean.shape[0] - 1:
-        input = torch.cat([input, torch.ones_like(input[..., :1])], -1)
-    if input.shape[-1] != moments.mean.shape[0]:
-        raise ArgumentError(f"`input` must be (..., {moments.mean.shape[0]}); got shape {tuple(input.shape)}.")
-    quadratic = (input @ moments.covariance * input).sum(-1)
-    return math.log(moments.num_classes) + input @ moments.mean + quadratic / 2
+    _check_float("input", input)
+    dim = moments.mean.shape[0] - moments.has_bias
+    if input.shape[-1:] != (dim,):
+        raise ArgumentError(f"`input` must be (..., {dim}); got shape {tuple(input.shape)}.")
+    x, dtype = working(input)
+    if moments.has_bias:
+        x = torch.cat([x, torch.ones_like(x[..., :1])], -1)
+    with torch.autocast(x.device.type, enabled=False):
+        quadratic = (x @ moments.covariance.to(x.dtype) * x).sum(-1)
+        value = math.log(moments.num_classes) + x @ moments.mean.to(x.dtype) + quadratic / 2
+    return value.to(dtype)
 
 
 def omega(probs: Tensor) -> Tensor:
@@ -233,8 +250,8 @@ MEMBER = Member(
         ),
         bias=Fact(
             None,
-            "-mu3/6 - kappa4/24 + ... in the centred scores, at most (max s - min s)^3/(36 sqrt 3); not small at its own"
-            " optimum: -3380 for C = 40,981 and a Zipf p",
+            "-mu3/6 - kappa4/24 + ... in the centred scores, at most (max s - min s)^3/(36 sqrt 3); not small at its"
+            " own optimum: -3380 for C = 40,981 and a Zipf p",
             "Table 3",
             "contradicted",
             printed="O(||s||^3), negligible",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from manymax.errors import ArgumentError, ArgumentTypeError, check_choice
-from manymax.ops.checks import check_finite, visible, working
+from manymax.ops.checks import visible, working
 
 HIT_POLICIES = ("keep", "mask")
 
@@ -17,17 +17,15 @@ HIT_POLICIES = ("keep", "mask")
 class Sample:
     """Sampled scores that have been read and checked, in the dtype of the arithmetic.
 
-    positive: (...) scores of the positives; negative: (..., k) scores of the negatives.
-    log_q_positive: (...), log_q_negative: (..., k), or None where they were not asked for.
-    kept: (..., k) bool, the negatives that take part, or None where all do.
+    positive: (...) scores of the positives; negative: (..., k) scores of the negatives, -inf where masked.
+    log_q_positive: (...), log_q_negative: (..., k), 0 where they were not given.
     dtype: the dtype of the result.
     """
 
     positive: Tensor
     negative: Tensor
-    log_q_positive: Tensor | None
-    log_q_negative: Tensor | None
-    kept: Tensor | None
+    log_q_positive: Tensor
+    log_q_negative: Tensor
     dtype: torch.dtype
 
     @property
@@ -58,18 +56,37 @@ def read_sample(
     neg = working(negative)[0].to(pos.dtype)
     shape = (*pos.shape, negative.shape[-1])
     neg = _expand("negative", neg, shape)
-    sample = Sample(
+    _check_values(pos, neg)
+    masked = _read_hits(hits, hit_policy, shape)
+    return Sample(
         pos,
-        neg,
+        neg if masked is None else torch.where(masked, -torch.inf, neg),
         _read_log_q("log_q_positive", log_q_positive, pos, tuple(pos.shape)),
         _read_log_q("log_q_negative", log_q_negative, pos, shape),
-        _read_hits(hits, hit_policy, shape),
         dtype,
     )
-    if visible(pos, neg) and pos.numel():
-        check_finite(torch.where(pos == -torch.inf, torch.nan, pos))
-        check_finite(torch.where(neg == -torch.inf, 0, neg).amax(-1))
-    return sample
+
+
+def _check_values(positive: Tensor, negative: Tensor) -> None:
+    if not visible(positive, negative) or not positive.numel():
+        return
+    if not positive.isfinite().all():
+        raise ArgumentError(
+            f"`positive` must hold finite scores: a masked class cannot be a positive; got"
+            f" {positive[~positive.isfinite()][0].item()}."
+        )
+    highest = negative.amax(-1)  # shows nan and +inf
+    if not (highest < torch.inf).all():
+        raise ArgumentError(
+            f"`negative` must hold finite scores, or -inf to mask one; got {highest[~(highest < torch.inf)][0].item()}."
+        )
+
+
+def read_number(name: str, value: Tensor | float, like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A number or a tensor as a tensor of `shape`, in the dtype and on the device of `like`."""
+    if not isinstance(value, (Tensor, float, int)):
+        raise ArgumentTypeError(f"`{name}` must be a number or a tensor; got {type(value).__name__}.")
+    return _expand(name, torch.as_tensor(value, dtype=like.dtype, device=like.device), shape)
 
 
 def _expand(name: str, value: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -79,10 +96,8 @@ def _expand(name: str, value: Tensor, shape: tuple[int, ...]) -> Tensor:
         raise ArgumentError(f"`{name}` must broadcast to {shape}; got shape {tuple(value.shape)}.") from None
 
 
-def _read_log_q(name: str, log_q: Tensor | float | None, like: Tensor, shape: tuple[int, ...]) -> Tensor | None:
-    if log_q is None:
-        return None
-    value = _expand(name, torch.as_tensor(log_q, dtype=like.dtype, device=like.device), shape)
+def _read_log_q(name: str, log_q: Tensor | float | None, like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    value = read_number(name, 0.0 if log_q is None else log_q, like, shape)
     if visible(value) and value.numel() and not value.isfinite().all():
         raise ArgumentError(
             f"`{name}` must be finite: a class with q = 0 cannot be drawn, nor be a positive of a sampled loss; got"
@@ -92,13 +107,14 @@ def _read_log_q(name: str, log_q: Tensor | float | None, like: Tensor, shape: tu
 
 
 def _read_hits(hits: Tensor | None, hit_policy: str, shape: tuple[int, ...]) -> Tensor | None:
+    """(..., k), True where a negative must be masked, or None where none must."""
     if hits is not None and (not isinstance(hits, Tensor) or hits.dtype != torch.bool):
         kind = hits.dtype if isinstance(hits, Tensor) else type(hits).__name__
         raise ArgumentTypeError(f"`hits` must be a bool tensor, True where a negative equals the positive; got {kind}.")
-    if hit_policy == "keep":
-        return None
-    if hits is None:
+    if hits is None and hit_policy == "mask":
         raise ArgumentError(
-            "`hits` is needed to mask accidental hits: pass `negative_ids == target.unsqueeze(-1)`, or `hit_policy='keep'`."
+            "`hits` is needed to mask accidental hits: pass `negative_ids == target.unsqueeze(-1)`, or"
+            " `hit_policy='keep'`."
         )
-    return ~_expand("hits", hits, shape)
+    masked = None if hits is None else _expand("hits", hits, shape)
+    return masked if hit_policy == "mask" else None

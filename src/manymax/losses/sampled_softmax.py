@@ -30,7 +30,7 @@ from torch.nn.functional import log_softmax
 
 from manymax.errors import ArgumentError, check_choice
 from manymax.losses.facts import Fact, Facts, Formulas, Member
-from manymax.losses.sampled import Sample, read_sample
+from manymax.losses.sampled import HIT_POLICIES, Sample, read_sample
 from manymax.ops.divergences import chi_square
 from manymax.ops.reduction import REDUCTIONS, reduce
 
@@ -39,14 +39,15 @@ DEBIAS = (None, "delta", "jackknife")
 
 
 def _logits(sample: Sample, correction: str) -> tuple[Tensor, Tensor]:
-    """(c_y (..., 1), c_j (..., k)); masked negatives are at -inf."""
+    """(c_y (..., 1), c_j (..., k)) up to a constant; masked negatives are at -inf."""
     positive, negative = sample.positive.unsqueeze(-1), sample.negative
+    # an offset of the scores goes first: it would cost the digits of log q
+    offset = torch.maximum(positive, negative.amax(-1, keepdim=True)).detach()
+    positive, negative = positive - offset, negative - offset
     if correction == "logq":
         positive, negative = positive - sample.log_q_positive.unsqueeze(-1), negative - sample.log_q_negative
     elif correction == "partition":
         negative = negative - sample.log_q_negative - math.log(sample.num_negatives)
-    if sample.kept is not None:
-        negative = torch.where(sample.kept, negative, -torch.inf)
     return positive, negative
 
 
@@ -60,15 +61,18 @@ def _delta(positive: Tensor, negative: Tensor) -> Tensor:
 def _jackknife(positive: Tensor, negative: Tensor) -> Tensor:
     """(k - 1) / k sum_j (log Z - log Z without j): what the jackknife adds to log Z.
 
-    The sums without j come from logarithmic prefix and suffix sums, because subtracting a dominant
-    term would leave nothing. A masked or missing term stands far below the positive, where it adds 0.
+    The sum without j is the sum of all minus term j, at least half of it, unless j is the largest:
+    subtracting a dominant term would leave nothing, so that sum is taken anew.
     """
     k = negative.shape[-1]
-    floor = (positive - 1e5).detach()
-    terms = torch.maximum(negative + math.log(k / (k - 1)), floor)  # weight 1 / (k - 1) each
-    before = torch.cat([floor, terms.logcumsumexp(-1)[..., :-1]], -1)
-    after = torch.cat([terms.flip(-1).logcumsumexp(-1).flip(-1)[..., 1:], floor], -1)
-    without = torch.logaddexp(positive, torch.logaddexp(before, after))
+    negative_without = negative + math.log(k / (k - 1))  # weight 1 / (k - 1) each
+    terms = torch.cat([positive, negative_without], -1)
+    largest = torch.arange(k, device=terms.device) == negative.argmax(-1, keepdim=True)
+    shares = torch.where(largest, 0, torch.softmax(terms, -1)[..., 1:])
+    others = torch.cat([positive, torch.where(largest, -torch.inf, negative_without)], -1)
+    without = torch.where(
+        largest, others.logsumexp(-1, keepdim=True), terms.logsumexp(-1, keepdim=True) + torch.log1p(-shares)
+    )
     full = torch.logsumexp(torch.cat([positive, negative], -1), -1, keepdim=True)
     return (k - 1) / k * (full - without).sum(-1)
 
@@ -113,7 +117,7 @@ def sampled_softmax_loss(
     """
     check_choice("correction", correction, CORRECTIONS)
     check_choice("reduction", reduction, REDUCTIONS)
-    _check_debias(debias, correction, negative)
+    _check_debias(debias, correction)
     if correction == "logq" and (log_q_positive is None or log_q_negative is None):
         raise ArgumentError(
             "`correction='logq'` needs `log_q_positive` and `log_q_negative`; pass -log(C) for a uniform proposal, or"
@@ -121,8 +125,10 @@ def sampled_softmax_loss(
         )
     if correction == "partition" and log_q_negative is None:
         raise ArgumentError("`correction='partition'` needs `log_q_negative`; pass -log(C) for a uniform proposal.")
-    policy = hit_policy or ("mask" if correction == "partition" else "keep")
+    policy = ("mask" if correction == "partition" else "keep") if hit_policy is None else hit_policy
     sample = read_sample(positive, negative, log_q_positive, log_q_negative, hits, policy)
+    if debias is not None and sample.num_negatives < 2:
+        raise ArgumentError(f"`negative` must hold at least 2 negatives for `debias={debias!r}`; got 1.")
     pos, neg = _logits(sample, correction)
     rows = -log_softmax(torch.cat([pos, neg], -1), -1)[..., 0]
     if debias is not None:  # small differences of large sums: in float64
@@ -130,7 +136,7 @@ def sampled_softmax_loss(
     return reduce(rows, torch.ones_like(rows), reduction).to(sample.dtype)
 
 
-def _check_debias(debias: str | None, correction: str, negative: Tensor) -> None:
+def _check_debias(debias: str | None, correction: str) -> None:
     if debias is None:
         return
     check_choice("debias", debias, [d for d in DEBIAS if d])
@@ -138,8 +144,6 @@ def _check_debias(debias: str | None, correction: str, negative: Tensor) -> None
         raise ArgumentError(
             f"`debias` is for `correction='partition'`, the one that estimates the full loss; got {correction!r}."
         )
-    if negative.ndim and negative.shape[-1] < 2:
-        raise ArgumentError(f"`debias={debias!r}` needs at least 2 negatives; got {negative.shape[-1]}.")
 
 
 class SampledSoftmaxLoss(nn.Module):
@@ -156,6 +160,9 @@ class SampledSoftmaxLoss(nn.Module):
         super().__init__()
         check_choice("correction", correction, CORRECTIONS)
         check_choice("reduction", reduction, REDUCTIONS)
+        _check_debias(debias, correction)
+        if hit_policy is not None:
+            check_choice("hit_policy", hit_policy, HIT_POLICIES)
         self.correction, self.hit_policy, self.debias, self.reduction = correction, hit_policy, debias, reduction
 
     def forward(self, positive: Tensor, negative: Tensor, **sample: Any) -> Tensor:
@@ -218,8 +225,8 @@ MEMBER = Member(
         ),
         bias=Fact(
             None,
-            '"partition": -v/(2k) with v = sum_{j != y} P_j^2/q_j - (1 - P_y)^2; "logq" minus log((k+1) q_y): +chi2/(2k) on'
-            " average over y ~ P",
+            '"partition": -v/(2k) with v = sum_{j != y} P_j^2/q_j - (1 - P_y)^2; "logq" minus log((k+1) q_y):'
+            " +chi2/(2k) on average over y ~ P",
             "Table 3 has the estimate without the positive",
             "contradicted",
             printed="0 asymptotically, -chi2/(2k) by curvature",
