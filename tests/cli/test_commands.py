@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from io import StringIO
+from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
@@ -198,6 +198,13 @@ class TestHelp:
 
     def test_docs_is_for_contributors(self) -> None:
         assert "docs" not in output("--help")
+
+
+def test_ascii_only_output_does_not_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = BytesIO()
+    monkeypatch.setattr("sys.stdout", TextIOWrapper(raw, encoding="ascii", write_through=True))
+    look.put(look.open_console(), look.table(["Ω"], [["[α]"]]))
+    assert raw.getvalue().split() == [b"?", b"---", b"[?]"]
 
 
 def test_words() -> None:
