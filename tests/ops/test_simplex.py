@@ -1,0 +1,252 @@
+"""The threshold search against a plain bisection, on every path through it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from manymax.ops import simplex
+
+INF = float("inf")
+ALPHAS = [1.0, 1.0001, 1.1, 1.24, 1.25, 1.5, 1.7, 2.0]
+
+
+def bisection(scores: Tensor, alpha: float) -> Tensor:
+    """p (rows, C) in float64, by halving an interval for log p_top until nothing changes."""
+    d = scores.double() - scores.double().amax(-1, keepdim=True)
+    low, high = d.new_full((len(d), 1), -torch.tensor(float(d.shape[1])).log().item() - 1e-9), d.new_zeros(len(d), 1)
+    for _ in range(100):
+        middle = (low + high) / 2
+        above = _probs(d, middle, alpha).sum(-1, keepdim=True) > 1
+        low, high = torch.where(above, low, middle), torch.where(above, middle, high)
+    return _probs(d, low, alpha)
+
+
+def _probs(d: Tensor, log_top: Tensor, alpha: float) -> Tensor:
+    if alpha == 1:
+        return (d + log_top).exp()
+    beta = alpha - 1
+    # u = p^beta = p_top^beta + beta d, written around 1 so that a small beta keeps its digits
+    return ((beta * log_top).expm1() + beta * d).clamp(min=-1).log1p().div(beta).exp()
+
+
+def probs_of(scores: Tensor, alpha: Tensor) -> Tensor:
+    maximum, log_top, _ = simplex._solve(scores, alpha)
+    return simplex._apply(scores, alpha, maximum, log_top, torch.ones_like(maximum))
+
+
+def conjugate_of(probs: Tensor, scores: Tensor, alpha: float) -> Tensor:
+    """<p, s - max s> - Omega(p), (rows,), in float64."""
+    d = torch.where(probs > 0, scores.double() - scores.double().amax(-1, keepdim=True), 0)
+    x = torch.where(probs > 0, probs, 1).log()
+    omega = probs * x if alpha == 1 else probs * ((alpha - 1) * x).expm1() / (alpha * (alpha - 1))
+    return (probs * d - omega).sum(-1)
+
+
+def peaked(rows: int, classes: int, generator: torch.Generator) -> Tensor:
+    """As a trained model gives them: few classes close to the top."""
+    return 6 * torch.randn(rows, classes, generator=generator, dtype=torch.float64)
+
+
+def fresh(rows: int, classes: int, generator: torch.Generator) -> Tensor:
+    """As a new model gives them: nearly equal, so that every class is in the support."""
+    return 1e-4 * torch.randn(rows, classes, generator=generator, dtype=torch.float64)
+
+
+def middling(rows: int, classes: int, generator: torch.Generator) -> Tensor:
+    """A support of about an eighth of the classes, where the search changes its way."""
+    return torch.rand(rows, classes, generator=generator, dtype=torch.float64) * 3
+
+
+def mixed(rows: int, classes: int, generator: torch.Generator) -> Tensor:
+    """Rows of all kinds side by side."""
+    kinds = [peaked, fresh, middling]
+    return torch.cat([kinds[row % 3](1, classes, generator) for row in range(rows)])
+
+
+def tied(rows: int, classes: int, generator: torch.Generator) -> Tensor:
+    """Whole numbers and halves: many ties, many of them exactly at a threshold."""
+    return torch.randint(-4, 5, (rows, classes), generator=generator).double() / 2
+
+
+def last_on_top(rows: int, classes: int, generator: torch.Generator) -> Tensor:
+    """The support sits in the classes that are left over from the groups."""
+    scores = peaked(rows, classes, generator)
+    scores[:, -(classes % simplex.GROUP or 1) :] += 60
+    return scores
+
+
+def one_group(rows: int, classes: int, generator: torch.Generator) -> Tensor:
+    """All the large scores are in one group of the search."""
+    scores = peaked(rows, classes, generator) - 100
+    width = max(1, classes // simplex.GROUP)
+    scores[:, :: width if width > 1 else 2] += 100
+    return scores
+
+
+KINDS: list[Callable[[int, int, torch.Generator], Tensor]] = [
+    peaked,
+    fresh,
+    middling,
+    mixed,
+    tied,
+    last_on_top,
+    one_group,
+]
+
+
+@given(
+    kind=st.sampled_from(KINDS),
+    alpha=st.sampled_from(ALPHAS) | st.floats(1.0001, 2.0),
+    classes=st.integers(1, 40) | st.integers(500, 3000),
+    rows=st.integers(1, 4),
+    masked=st.sampled_from([0.0, 0.3, 0.98]),
+    dtype=st.sampled_from([torch.float64, torch.float32]),
+    seed=st.integers(0, 2**20),
+)
+def test_search_agrees_with_bisection(
+    kind: Callable[[int, int, torch.Generator], Tensor],
+    alpha: float,
+    classes: int,
+    rows: int,
+    masked: float,
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    scores = kind(rows, classes, generator)
+    hidden = torch.rand(rows, classes, generator=generator) < masked
+    hidden[:, seed % classes] = False
+    scores = torch.where(hidden, -INF, scores).to(dtype)
+    expected = bisection(scores, alpha)
+
+    probs = probs_of(scores, torch.tensor(alpha, dtype=torch.float64))
+    conjugate = simplex._solve(scores, torch.tensor(alpha, dtype=torch.float64))[2]
+
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-6
+    torch.testing.assert_close(probs.double(), expected, rtol=0, atol=tolerance)
+    torch.testing.assert_close(
+        conjugate.double(), conjugate_of(expected, scores, alpha), rtol=tolerance, atol=tolerance
+    )
+    assert (probs[hidden] == 0).all()
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+@pytest.mark.parametrize("classes", [7, 1200])
+def test_one_alpha_per_row_agrees_with_one_alpha_for_all(alpha: float, classes: int) -> None:
+    scores = mixed(6, classes, torch.Generator().manual_seed(1))
+    orders = torch.tensor([1.5, alpha, 2.0, 1.0, alpha, 1.01], dtype=torch.float64)
+    together = simplex._solve(scores, orders[:, None])
+    alone = [simplex._solve(scores[i : i + 1], orders[i]) for i in range(6)]
+    for column, parts in zip(together, zip(*alone, strict=True), strict=True):
+        torch.testing.assert_close(column, torch.cat(parts), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_one_alpha_per_row_with_masked_classes(alpha: float) -> None:
+    scores = torch.tensor([[1.0, 0.5, -INF, 0.2], [-INF, 2.0, 1.9, -INF]], dtype=torch.float64)
+    probs = probs_of(scores, torch.tensor([[alpha], [1.5]], dtype=torch.float64))
+    torch.testing.assert_close(probs[:1], bisection(scores[:1], alpha), rtol=0, atol=1e-12)
+    torch.testing.assert_close(probs[1:], bisection(scores[1:], 1.5), rtol=0, atol=1e-12)
+
+
+def test_both_ways_of_searching_a_long_row_are_taken() -> None:
+    scores = mixed(6, 2000, torch.Generator().manual_seed(0))
+    good = simplex._candidates(scores, 0.5)[2]
+    assert good.tolist() == [True, False, False, True, False, False]
+
+
+@pytest.mark.parametrize("alpha", [1.01, 1.5, 2.0])
+def test_candidates_hold_the_whole_support(alpha: float) -> None:
+    for kind in (peaked, last_on_top, one_group, tied):
+        scores = kind(5, 1000 + 7, torch.Generator().manual_seed(3))
+        _, picked, good = simplex._candidates(scores, alpha - 1)
+        support = bisection(scores, alpha) > 0
+        for row in good.nonzero().flatten().tolist():
+            assert set(scores[row, support[row]].tolist()) <= set(picked[row].tolist())
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.1, 1.5, 2.0])
+def test_results_do_not_depend_on_the_blocks(alpha: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores, order = mixed(9, 700, torch.Generator().manual_seed(0)), torch.tensor(alpha, dtype=torch.float64)
+    whole = probs_of(scores, order)
+
+    def pairs(rows: int, *_: int) -> list[slice]:
+        return [slice(start, min(start + 2, rows)) for start in range(0, rows, 2)]
+
+    monkeypatch.setattr(simplex, "row_blocks", pairs)
+    torch.testing.assert_close(probs_of(scores, order), whole, rtol=1e-13, atol=1e-15)
+
+
+def test_blocks_cover_the_rows_once() -> None:
+    for rows, classes in [(0, 5), (1, 10**7), (1000, 1000), (5, 0)]:
+        covered = [row for block in simplex.row_blocks(rows, classes) for row in range(block.start, block.stop)]
+        assert covered == list(range(rows))
+
+
+@pytest.mark.parametrize("classes", [4, 600])
+def test_no_rows(classes: int) -> None:
+    alpha = torch.tensor(1.5, dtype=torch.float64)
+    assert [tuple(t.shape) for t in simplex._solve(torch.empty(0, classes), alpha)] == [(0,)] * 3
+    assert probs_of(torch.empty(0, classes), alpha).shape == (0, classes)
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.2, 1.5, 2.0])
+def test_scale_multiplies_each_row(alpha: float) -> None:
+    scores, order = mixed(4, 9, torch.Generator().manual_seed(0)), torch.tensor(alpha, dtype=torch.float64)
+    maximum, log_top, _ = simplex._solve(scores, order)
+    scale = torch.tensor([2.0, -1.0, 0.0, 0.5], dtype=torch.float64)
+    scaled = simplex._apply(scores, order, maximum, log_top, scale)
+    torch.testing.assert_close(scaled, scale[:, None] * probs_of(scores, order))
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.2, 1.5, 2.0])
+def test_vjp_is_the_jacobian_of_the_support(alpha: float) -> None:
+    probs = bisection(mixed(4, 6, torch.Generator().manual_seed(0)), alpha)
+    grad = torch.randn(4, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for p, g, out in zip(probs, grad, simplex.vjp(probs, alpha, grad), strict=True):
+        a = torch.where(p > 0, p ** (2 - alpha), 0)
+        jacobian = torch.diag(a) - torch.outer(a, a) / a.sum()
+        torch.testing.assert_close(out, jacobian @ g)
+
+
+@pytest.mark.parametrize("shape", [(), (3, 1)])
+@pytest.mark.parametrize("classes", [5, 600])
+def test_operators_are_registered_as_torch_wants_them(shape: tuple[int, ...], classes: int) -> None:
+    scores = torch.randn(3, classes, generator=torch.Generator().manual_seed(0))
+    alpha = torch.full(shape, 1.5)
+    checks = ("test_schema", "test_faketensor")
+    torch.library.opcheck(simplex.solve, (scores, alpha), test_utils=checks)
+    maximum, log_top, _ = simplex._solve(scores, alpha)
+    torch.library.opcheck(simplex.apply, (scores, alpha, maximum, log_top, torch.ones(3)), test_utils=checks)
+
+
+@pytest.mark.parametrize("scores_dim", [0, 1, None])
+@pytest.mark.parametrize("alpha_shape", [(), (4, 1)])
+@pytest.mark.parametrize("alpha_dim", [0, None])
+def test_vmap_is_a_loop(scores_dim: int | None, alpha_shape: tuple[int, ...], alpha_dim: int | None) -> None:
+    if scores_dim is None and alpha_dim is None:
+        return
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(4, 6, generator=generator, dtype=torch.float64)
+    alpha = 1 + torch.rand(alpha_shape, generator=generator, dtype=torch.float64)
+    if scores_dim is not None:
+        scores = torch.stack([scores, 2 * scores, scores - 1], scores_dim)
+    if alpha_dim is not None:
+        alpha = torch.stack([alpha, (alpha + 1) / 2, (alpha + 2) / 2], alpha_dim)
+
+    def run(scores: Tensor, alpha: Tensor, solve: Callable[..., Tensor], apply: Callable[..., Tensor]) -> Tensor:
+        maximum, log_top, conjugate = solve(scores, alpha)
+        return apply(scores, alpha, maximum, log_top, conjugate)
+
+    mapped = torch.vmap(partial(run, solve=simplex.solve, apply=simplex.apply), (scores_dim, alpha_dim))(scores, alpha)
+    for i in range(3):
+        one = scores if scores_dim is None else scores.select(scores_dim, i)
+        order = alpha if alpha_dim is None else alpha.select(alpha_dim, i)
+        torch.testing.assert_close(mapped[i], run(one, order, simplex._solve, simplex._apply))
