@@ -175,6 +175,12 @@ def _check_range(ids: Tensor, positive: Tensor, num_classes: int, ignore_index: 
         )
 
 
+def check_positives(inner: Tensor) -> None:
+    """Raise if sum_i t_i s_i shows that a positive is masked."""
+    if visible(inner) and (inner.abs() == torch.inf).any():
+        raise ArgumentError("`target` names a class whose score is -inf: a masked class cannot be a positive.")
+
+
 def row_losses(
     partition: Tensor,
     values: Tensor,
@@ -196,8 +202,7 @@ def row_losses(
         The losses and the total weights sum_i t_i, both (...).
     """
     total, inner = target.weights.sum(-1), target.pick(values, offset)
-    if visible(inner) and (inner == -torch.inf).any():
-        raise ArgumentError("`target` names a class whose score is -inf: a masked class cannot be a positive.")
+    check_positives(inner)
     if label_smoothing > 0:
         spread = _smoothing_weights(values, target, weight, label_smoothing)
         inner = (1 - label_smoothing) * inner + (spread * torch.where(spread != 0, values - offset, 0)).sum(-1)

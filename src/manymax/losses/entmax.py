@@ -94,34 +94,57 @@ class _Map(torch.autograd.Function):
         return grad_scores, grad_alpha
 
 
-class _Conjugate(torch.autograd.Function):
-    """Omega*(s) - max s from (scores, alpha): no table in the forward, one in the backward."""
+class _Potential(torch.autograd.Function):
+    """total (Omega*(s) - max s) - sum_i weights_i (s_i - max s) over listed ids, per row.
+
+    With total = sum_i weights_i this is the loss of a row, with total = 1 and no ids the conjugate.
+    One function for both, because the forward then needs no table and the backward exactly one.
+    `total` and `weights` are constants here.
+    """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(scores: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(scores: Tensor, alpha: Tensor, total: Tensor, ids: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
         results = simplex.solve(_rows(scores), _row_alpha(scores, alpha))
         maximum, log_top, conjugate = (r.reshape(scores.shape[:-1]) for r in results)
-        return conjugate, maximum, log_top
+        listed = torch.where(weights != 0, scores.gather(-1, ids) - maximum.unsqueeze(-1), 0)
+        return total * conjugate - (weights * listed).sum(-1), maximum, log_top
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
         ctx.save_for_backward(*inputs, *output[1:])
         ctx.mark_non_differentiable(*output[1:])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
-        scores, alpha, maximum, log_top = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        scores, alpha, total, ids, weights, maximum, log_top = ctx.saved_tensors
+        scale, grad_alpha = grad * total, None
         again = torch.is_grad_enabled() and not torch.compiler.is_compiling()
         if again or ctx.needs_input_grad[1]:  # may be differentiated once more, or needs p for alpha
             probs = _Map.apply(scores, alpha)[0]
-            grad_alpha = _to_shape(-grad.unsqueeze(-1) * _omega_slope(probs, alpha), alpha)
-            return grad.unsqueeze(-1) * probs, grad_alpha if ctx.needs_input_grad[1] else None
-        table = simplex.apply(
-            _rows(scores), _row_alpha(scores, alpha), maximum.flatten(), log_top.flatten(), grad.flatten()
-        )
-        return table.reshape(scores.shape), None
+            table = scale.unsqueeze(-1) * probs
+            if ctx.needs_input_grad[1]:
+                grad_alpha = _to_shape(-scale.unsqueeze(-1) * _omega_slope(probs, alpha), alpha)
+        else:
+            row_alpha, flat = _row_alpha(scores, alpha), (maximum.flatten(), log_top.flatten(), scale.flatten())
+            table = simplex.apply(_rows(scores), row_alpha, *flat).reshape(scores.shape)
+        listed = -grad.unsqueeze(-1) * weights
+        # eager first-order use owns the table and may write into it
+        in_place = not again and visible(table)
+        table = table.scatter_add_(-1, ids, listed) if in_place else table.scatter_add(-1, ids, listed)
+        return table, grad_alpha, None, None, None
+
+
+def potential(
+    scores: Tensor, total: Tensor, ids: Tensor | None, weights: Tensor | None, alpha: float | Tensor
+) -> tuple[Tensor, Tensor]:
+    """`FenchelYoung`'s potential for alpha-entmax; softmax and sparsemax are alpha = 1 and 2."""
+    if ids is None or weights is None:
+        ids = torch.zeros(*scores.shape[:-1], 0, dtype=torch.long, device=scores.device)
+        weights = ids.to(scores.dtype)
+    value, maximum, _ = _Potential.apply(scores, read_alpha(alpha, scores), total, ids, weights)
+    return value, maximum
 
 
 def read_alpha(alpha: float | Tensor, scores: Tensor) -> Tensor:
@@ -188,16 +211,10 @@ def omega(probs: Tensor, alpha: float | Tensor = 1.5) -> Tensor:
     return (probs * torch.where(beta > 0, (beta * x).expm1() / safe, x) / alpha).sum(-1)
 
 
-def relative(scores: Tensor, alpha: float | Tensor) -> tuple[Tensor, Tensor]:
-    """(Omega*(s) - max s, max s), (...) each; softmax and sparsemax are alpha = 1 and 2."""
-    value, maximum, _ = _Conjugate.apply(scores, read_alpha(alpha, scores))
-    return value, maximum
-
-
 def foundation(alpha: float | Tensor = 1.5) -> FenchelYoung:
     """The Fenchel-Young pair of alpha-entmax."""
     return FenchelYoung(
-        partial(entmax, alpha=alpha), partial(omega, alpha=alpha), relative=partial(relative, alpha=alpha)
+        partial(entmax, alpha=alpha), partial(omega, alpha=alpha), potential=partial(potential, alpha=alpha)
     )
 
 

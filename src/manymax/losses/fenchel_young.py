@@ -22,12 +22,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manymax.losses.base import check_options, normalized_weights, read_target, row_losses
+from manymax.losses.base import (
+    Target,
+    check_options,
+    check_positives,
+    normalized_weights,
+    read_target,
+    row_losses,
+)
 from manymax.ops.checks import check_finite, check_scores, working
 from manymax.ops.reduction import reduce
 
 Map = Callable[[Tensor], Tensor]
-Relative = Callable[[Tensor], tuple[Tensor, Tensor]]
+Potential = Callable[[Tensor, Tensor, "Tensor | None", "Tensor | None"], tuple[Tensor, Tensor]]
 
 
 class _Conjugate(torch.autograd.Function):
@@ -53,7 +60,7 @@ class _Conjugate(torch.autograd.Function):
         ctx.mark_non_differentiable(output[1])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
         (scores,) = ctx.saved_tensors
         return grad.unsqueeze(-1) * ctx.map(scores), None, None
 
@@ -63,10 +70,11 @@ class FenchelYoung:
 
     Args:
         map: scores (..., C) to probabilities (..., C), the gradient of Omega*; shift invariant.
-        omega: probabilities (..., C) to Omega (...). It must take the same value at every vertex of
-            the simplex and leave zero probabilities out of its sum.
-        relative: optional, scores (..., C) to (Omega*(s) - max s, max s), (...) each, with a
-            gradient only through the first; built from `map` and `omega` if not given.
+        omega: probabilities (..., C) to Omega (...), the same value at every vertex of the simplex.
+        potential: optional and for speed, (scores, total, ids, weights) to
+            (total (Omega*(s) - max s) - sum_i weights_i (s_i - max s), max s), (...) each; the sum runs over
+            ids (..., P), or is left out where they are None. A pair that gives one must have Omega = 0 at
+            vertices and leave zero probabilities out of its sum. Built from `map` and `omega` if not given.
 
     Example: Gini's entropy with half the temperature of sparsemax.
 
@@ -81,16 +89,17 @@ class FenchelYoung:
         tensor([[-0.3000,  0.3000,  0.0000]])
     """
 
-    def __init__(self, map: Map, omega: Map, *, relative: Relative | None = None) -> None:
+    def __init__(self, map: Map, omega: Map, *, potential: Potential | None = None) -> None:
         self.map = map
         self.omega = omega
-        self._relative = relative
+        self._potential = potential
 
     def relative(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """(Omega*(s) - max s, max s), (...) each: a conjugate that keeps its digits at any offset."""
-        value, maximum = (
-            self._relative(scores) if self._relative is not None else _Conjugate.apply(scores, self.map, self.omega)
-        )
+        if self._potential is not None:
+            value, maximum = self._potential(scores, torch.ones_like(scores[..., 0]), None, None)
+        else:
+            value, maximum = _Conjugate.apply(scores, self.map, self.omega)
         check_finite(maximum)
         return value, maximum
 
@@ -127,19 +136,31 @@ class FenchelYoung:
         check_options(reduction, label_smoothing, multilabel)
         read = read_target(scores, target, weight, ignore_index, multilabel)
         work, dtype = working(scores)
-        value, maximum = self.relative(work)
-        rows, total = row_losses(value, work, read, weight, label_smoothing, maximum.unsqueeze(-1))
+        rows, total = self._rows(work, read, weight, label_smoothing)
         if multilabel == "normalized":
             mixed = normalized_weights(work, read, weight, label_smoothing)
+            if self._potential is None and mixed.shape != work.shape:
+                mixed = torch.zeros_like(work).scatter_add(-1, read.ids, mixed)
             rows = torch.where(total > 0, rows / torch.where(total > 0, total, 1) + self.omega(mixed), 0)
-        else:
+        elif self._potential is None:
             rows = rows + total * self._vertex(work)
         return reduce(rows, read.divisor, reduction).to(dtype)
 
-    def _vertex(self, scores: Tensor) -> Tensor | float:
-        """Omega at a vertex: 0 for the members, whatever a user's Omega says otherwise."""
-        if self._relative is not None:
-            return 0.0
-        corner = torch.zeros_like(scores[(0,) * (scores.ndim - 1)]) if scores.numel() else scores.new_zeros(1)
-        corner = torch.cat([torch.ones_like(corner[:1]), corner[1:]])
-        return self.omega(corner)
+    def _rows(
+        self, scores: Tensor, read: Target, weight: Tensor | None, label_smoothing: float
+    ) -> tuple[Tensor, Tensor]:
+        """sum_i t_i (Omega*(s) - s_i) and sum_i t_i, (...) each."""
+        listed = read.ids is not None and label_smoothing == 0 and not read.weights.requires_grad
+        if self._potential is None or not listed:
+            value, maximum = self.relative(scores)
+            return row_losses(value, scores, read, weight, label_smoothing, maximum.unsqueeze(-1))
+        total = read.weights.sum(-1)
+        rows, maximum = self._potential(scores, total, read.ids, read.weights)
+        check_finite(maximum)
+        check_positives(rows)
+        return rows, total
+
+    def _vertex(self, scores: Tensor) -> Tensor:
+        """Omega at a vertex, ()."""
+        corner = scores.new_zeros(scores.shape[-1])
+        return self.omega(torch.cat([corner[:1] + 1, corner[1:]]))

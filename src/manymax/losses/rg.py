@@ -78,16 +78,27 @@ def rg_log_partition(scores: Tensor) -> Tensor:
     """
     check_scores(scores)
     work, dtype = working(scores)
-    value, mean = relative(work)
+    value, mean = _relative(work)
     return (value + mean).to(dtype)
 
 
-def relative(scores: Tensor) -> tuple[Tensor, Tensor]:
+def _relative(scores: Tensor) -> tuple[Tensor, Tensor]:
     """(Z(s) - mean(s), mean(s)), (...) each, with all of the gradient in the first."""
     d, mean, count = _centred(scores)
     _check(scores, mean)
     value = count.to(d.dtype).log() + (mean - mean.detach()) + d.square().sum(-1, keepdim=True) / (2 * count)
     return value.squeeze(-1), mean.squeeze(-1).detach()
+
+
+def potential(
+    scores: Tensor, total: Tensor, ids: Tensor | None = None, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """`FenchelYoung`'s potential, measured from mean(s) instead of max s."""
+    value, mean = _relative(scores)
+    value = total * value
+    if ids is not None and weights is not None:
+        value = value - (weights * torch.where(weights != 0, scores.gather(-1, ids) - mean.unsqueeze(-1), 0)).sum(-1)
+    return value, mean
 
 
 class Moments(NamedTuple):
@@ -157,7 +168,7 @@ def omega(probs: Tensor) -> Tensor:
 
 def foundation() -> FenchelYoung:
     """The Fenchel-Young pair of RG, on the hyperplane sum p = 1 instead of the simplex."""
-    return FenchelYoung(rg, omega, relative=relative)
+    return FenchelYoung(rg, omega, potential=potential)
 
 
 def rg_loss(
@@ -189,7 +200,7 @@ def rg_loss(
     check_options(reduction, label_smoothing, multilabel)
     read = read_target(scores, target, weight, ignore_index, multilabel)
     work, dtype = working(scores)
-    value, mean = relative(work)
+    value, mean = _relative(work)
     rows, total = row_losses(value, work, read, weight, label_smoothing, mean.unsqueeze(-1))
     if multilabel == "normalized":
         mixed = normalized_weights(work, read, weight, label_smoothing)

@@ -16,7 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from manymax.losses.entmax import relative
+from manymax.losses.entmax import potential
 from manymax.losses.facts import Fact, Facts, Formulas, Member
 from manymax.losses.fenchel_young import FenchelYoung
 from manymax.losses.module import ExactLoss
@@ -55,7 +55,7 @@ def omega(probs: Tensor) -> Tensor:
 
 def foundation() -> FenchelYoung:
     """The Fenchel-Young pair of softmax."""
-    return FenchelYoung(softmax, omega, relative=partial(relative, alpha=1.0))
+    return FenchelYoung(softmax, omega, potential=partial(potential, alpha=1.0))
 
 
 def softmax_loss(

@@ -16,7 +16,7 @@ from functools import partial
 
 from torch import Tensor
 
-from manymax.losses.entmax import entmax, relative
+from manymax.losses.entmax import entmax, potential
 from manymax.losses.facts import Fact, Facts, Formulas, Member
 from manymax.losses.fenchel_young import FenchelYoung
 from manymax.losses.module import ExactLoss
@@ -47,7 +47,7 @@ def omega(probs: Tensor) -> Tensor:
 
 def foundation() -> FenchelYoung:
     """The Fenchel-Young pair of sparsemax."""
-    return FenchelYoung(sparsemax, omega, relative=partial(relative, alpha=2.0))
+    return FenchelYoung(sparsemax, omega, potential=partial(potential, alpha=2.0))
 
 
 def sparsemax_loss(

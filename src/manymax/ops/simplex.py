@@ -24,100 +24,122 @@ differentiates around them.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 GROUP = 16  # classes per group
 SMALL = 512  # rows this short are searched whole, in float64
 BLOCK = 1 << 19  # scores per block: the scratch of a block stays in the second-level cache
+SWEEP = 1 << 23  # scores per block of the pass over group maxima, which streams and keeps nothing
 LOG1P_BELOW = 0.25  # for smaller beta u = 1 + beta v is kept as v, because log(u) / beta would lose digits
 
+_LOW = {torch.float32: -80.0, torch.float64: -700.0}  # logarithm of a small normal number
 
-def row_blocks(rows: int, classes: int) -> list[slice]:
-    """Slices over the rows, each with about BLOCK scores; a function of the shape alone."""
-    step = max(1, BLOCK // max(1, classes))
+Order = float | Tensor  # alpha or beta: one number, or (rows, 1)
+
+
+def row_blocks(rows: int, classes: int, size: int = BLOCK) -> list[slice]:
+    """Slices over the rows, each with about `size` scores; a function of the shape alone."""
+    step = max(1, size // max(1, classes))
     return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
 
 
-def _level(log_top: Tensor, beta: float | Tensor) -> Tensor:
-    """w, or v = (w - 1) / beta for a small beta, from log p_top."""
-    if isinstance(beta, float):
-        return (beta * log_top).exp() if beta >= LOG1P_BELOW else (beta * log_top).expm1() / beta
-    return torch.where(beta > 0, (beta * log_top).expm1() / torch.where(beta > 0, beta, 1), log_top)
+def _in_v(beta: Order) -> bool:
+    """Whether the level of a row is kept as v = (w - 1) / beta instead of w."""
+    return isinstance(beta, Tensor) or beta < LOG1P_BELOW
 
 
-def _log_top(level: Tensor, beta: float | Tensor) -> Tensor:
-    if isinstance(beta, float):
-        return level.log() / beta if beta >= LOG1P_BELOW else (beta * level).log1p() / beta
-    return torch.where(beta > 0, (beta * level).log1p() / torch.where(beta > 0, beta, 1), level)
-
-
-def _probs_(d: Tensor, level: Tensor, beta: float | Tensor) -> Tensor:
-    """Overwrite d = s - max s with p."""
+def _ratio(exponent: Tensor, beta: Order) -> Tensor:
+    """expm1(beta x) / beta, which is x at beta = 0; `exponent` is x."""
     if isinstance(beta, Tensor):
-        safe = torch.where(beta > 0, beta, 1)
+        return torch.where(beta > 0, (beta * exponent).expm1() / torch.where(beta > 0, beta, 1), exponent)
+    return (beta * exponent).expm1() / beta
+
+
+def _level(log_top: Tensor, beta: Order) -> Tensor:
+    """w, or v = (w - 1) / beta, from log p_top."""
+    return _ratio(log_top, beta) if _in_v(beta) else (beta * log_top).exp()
+
+
+def _log_top(level: Tensor, beta: Order) -> Tensor:
+    if isinstance(beta, Tensor):
+        return torch.where(beta > 0, (beta * level).log1p() / torch.where(beta > 0, beta, 1), level)
+    return (beta * level).log1p() / beta if _in_v(beta) else level.log() / beta
+
+
+def _bases_(d: Tensor, level: Tensor, beta: Order) -> Tensor:
+    """Overwrite d = s - max s with u = max(0, w + beta d)."""
+    if _in_v(beta):
+        return d.add_(level).mul_(beta).add_(1).clamp_(min=0)
+    if beta != 1:
+        d.mul_(beta)
+    return d.add_(level).clamp_(min=0)
+
+
+def floored_exp_(x: Tensor) -> Tensor:
+    """exp(x) in place, exactly 0 from the smallest normal number down.
+
+    Denormal results and exp(-inf) take the processor tens of nanoseconds each. The floor is
+    subtracted, so that what was below it is 0; nothing else moves by more than 1e-35.
+    """
+    low = _LOW[x.dtype]
+    return x.clamp_(min=low).exp_().sub_(1.001 * math.exp(low)).clamp_(min=0)
+
+
+def _powers(d: Tensor, level: Tensor, beta: Order) -> Tensor:
+    """p = u^(1/beta) from d = s - max s, overwriting d."""
+    if isinstance(beta, Tensor):
         v = d + level
-        return d.copy_(torch.where(beta > 0, (beta * v).clamp_(min=-1).log1p_() / safe, v).exp_())
-    if beta < LOG1P_BELOW:
-        return d.add_(level).mul_(beta).clamp_(min=-1).log1p_().div_(beta).exp_()
-    u = d.mul_(beta).add_(level).clamp_(min=0)
+        log_p = (beta * v).clamp_(min=-1).log1p_() / torch.where(beta > 0, beta, 1)
+        return d.copy_(torch.where(beta > 0, log_p, v).exp_())
     if beta == 1:
-        return u
-    return u.square_() if beta == 0.5 else u.log_().div_(beta).exp_()
+        return _bases_(d, level, beta)
+    if beta == 0.5:
+        return _bases_(d, level, beta).square_()
+    floor = math.exp(beta * _LOW[d.dtype])  # u this small has p = 0, and log(0) is slow
+    if _in_v(beta):
+        return floored_exp_(d.add_(level).mul_(beta).clamp_(min=floor - 1).log1p_().div_(beta))
+    return floored_exp_(_bases_(d, level, beta).clamp_(min=floor).log_().div_(beta))
 
 
-def _sums(d: Tensor, level: Tensor, beta: float | Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
-    """F = sum p and A = sum p^(1 - beta) = sum p / u at a level, (rows, 1) each; `out` is scratch like d."""
-    if isinstance(beta, float) and beta >= LOG1P_BELOW:
-        u = torch.mul(d, beta, out=out).add_(level).clamp_(min=0)
-        if beta in (0.5, 1.0):
-            first = u.sum(-1, keepdim=True)
-            second = (u.sign_() if beta == 1 else u.square_()).sum(-1, keepdim=True)
-            return (first, second) if beta == 1 else (second, first)
-        p = u.log().div_(beta).exp_()
-    else:
-        u = torch.add(d, level, out=out).mul_(beta).add_(1).clamp_(min=0)
-        p = _probs_(d.clone(), level, beta)
+def _sums(d: Tensor, level: Tensor, beta: Order, scratch: Tensor) -> tuple[Tensor, Tensor]:
+    """F = sum p and A = sum p^(1 - beta) = sum p / u at a level, (rows, 1) each."""
+    u = _bases_(scratch.copy_(d), level, beta)
+    if isinstance(beta, float) and beta in (0.5, 1.0):
+        first = u.sum(-1, keepdim=True)
+        second = (u.sign_() if beta == 1 else u.square_()).sum(-1, keepdim=True)
+        return (first, second) if beta == 1 else (second, first)
+    p = _powers(d.clone(), level, beta)
     total = p.sum(-1, keepdim=True)
     return total, p.div_(u.clamp_(min=torch.finfo(u.dtype).tiny)).sum(-1, keepdim=True)
 
 
-def _newton(d: Tensor, beta: float | Tensor, start: Tensor | None = None, mass: float = 1.0) -> Tensor:
+def _newton(d: Tensor, beta: Order, start: Tensor | None = None, mass: float = 1.0) -> Tensor:
     """The level at which the probabilities of d (rows, classes) sum to `mass`, (rows, 1)."""
-    small = isinstance(beta, Tensor) or beta < LOG1P_BELOW
-    level = start.clone() if start is not None else d.new_full((d.shape[0], 1), 0.0 if small else 1.0)
+    level = d.new_full((d.shape[0], 1), 0.0 if _in_v(beta) else 1.0) if start is None else start.clone()
     tolerance = 8 * torch.finfo(d.dtype).eps
     scratch = torch.empty_like(d)
     for _ in range(60):  # about 6 steps are needed; the bound only ends a row of nan
         total, slope = _sums(d, level, beta, scratch)
-        log_ratio = (total / mass).log()
-        if small:  # (1 - F^-beta) / beta, and its limit log F
-            step = total * _expm1_ratio(log_ratio, beta) / slope
-            scale = level.abs() + 1
-        else:
-            step = -total * (-beta * log_ratio).expm1() / slope
-            scale = level
+        gap = -_ratio(-(total / mass).log(), beta)  # (1 - F^-beta) / beta
+        step = total * gap / slope if _in_v(beta) else beta * total * gap / slope
         level -= step
+        scale = level.abs() + 1 if _in_v(beta) else level
         if not (step.abs() > tolerance * scale).any():
             break
     return level
 
 
-def _expm1_ratio(log_ratio: Tensor, beta: float | Tensor) -> Tensor:
-    """(1 - F^-beta) / beta from log F."""
-    if isinstance(beta, float):
-        return (-beta * log_ratio).expm1() / -beta
-    return torch.where(beta > 0, (-beta * log_ratio).expm1() / -torch.where(beta > 0, beta, 1), log_ratio)
-
-
-def _conjugate(p: Tensor, level: Tensor, alpha: float | Tensor, beta: float | Tensor) -> Tensor:
-    """Omega*(s) - max s = E_p[(p^beta - 1)] / alpha - v, (rows, 1); overwrites p."""
-    if isinstance(beta, float) and beta >= LOG1P_BELOW:
-        v = (level - 1) / beta
-        mean = p.square().sum(-1, keepdim=True) if beta == 1 else p.pow(alpha).sum(-1, keepdim=True)
-        return (mean - 1) / alpha - v
-    log_p = torch.where(p > 0, p, 1).log_()
-    return (p * (beta * log_p).expm1_()).sum(-1, keepdim=True) / alpha - level
+def _finish(d: Tensor, level: Tensor, alpha: Order, beta: Order) -> list[Tensor]:
+    """log p_top (float64) and Omega*(s) - max s = E_p[(p^beta - 1)] / alpha - v, (rows, 1) each; overwrites d."""
+    precise = level.double()
+    log_top = _log_top(precise, beta.double() if isinstance(beta, Tensor) else beta)
+    u = _bases_(d.clone(), level, beta)
+    mean = (_powers(d, level, beta).mul_(u)).sum(-1, keepdim=True) - 1
+    v = level if _in_v(beta) else (level - 1) / beta
+    return [log_top, mean / alpha - v]
 
 
 def _candidates(scores: Tensor, beta: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -129,54 +151,51 @@ def _candidates(scores: Tensor, beta: float) -> tuple[Tensor, Tensor, Tensor]:
     rows, classes = scores.shape
     width = classes // GROUP
     grouped = scores[:, : GROUP * width].view(rows, GROUP, width)  # group l: classes l, l + width, ...
-    heads = grouped.amax(1)
-    tail = scores[:, GROUP * width :]
-    if tail.shape[1]:
-        maximum = torch.maximum(heads.amax(1, keepdim=True), tail.amax(1, keepdim=True))
-    else:
-        maximum = heads.amax(1, keepdim=True)
+    heads = torch.cat([grouped.amax(1), scores[:, GROUP * width :]], 1)  # the last classes are groups of one
+    maximum = heads.amax(1, keepdim=True)
     below = heads - maximum
-    bound = _newton(torch.cat([below, tail - maximum], 1), beta)
+    bound = _newton(below, beta)
     # the bound is a root in working precision: widen it by more than its error
-    if beta < LOG1P_BELOW:
-        cut = -1 / beta - (bound + 1e-4)
-    else:
-        cut = -(bound * (1 + 1e-4)) / beta
-    is_open = below > cut
-    count = is_open.sum(1)
+    cut = -1 / beta - (bound + 1e-4) if _in_v(beta) else -(bound * (1 + 1e-4)) / beta
+    count = (below[:, :width] > cut).sum(1)
     good = count <= max(1, width // 8)
-    k = int(count[good].max()) if bool(good.any()) else 0
-    if k == 0:
-        return maximum, tail, good
-    chosen = heads.topk(k, sorted=False).indices  # (rows, k) groups
+    k = int(torch.where(good, count, 0).max())
+    chosen = heads[:, :width].topk(k, sorted=False).indices  # (rows, k) groups
     picked = grouped.gather(2, chosen[:, None, :].expand(rows, GROUP, k)).reshape(rows, GROUP * k)
-    return maximum, torch.cat([picked, tail], 1), good
+    return maximum, torch.cat([picked, heads[:, width:]], 1), good
 
 
-def _solve_rows(d: Tensor, alpha: float | Tensor, beta: float | Tensor, start: Tensor | None = None) -> list[Tensor]:
-    level = _newton(d, beta, start)
-    conjugate = _conjugate(_probs_(d.clone(), level, beta), level, alpha, beta)
-    return [_log_top(level.double(), beta if isinstance(beta, float) else beta.double()), conjugate]
+def _solve_wide(d: Tensor, alpha: float, beta: float) -> list[Tensor]:
+    """Rows with a large support: Newton over the whole row, from a start found on every 16th class."""
+    sample = d[:, ::GROUP].contiguous()
+    start = _newton(sample, beta, mass=sample.shape[1] / d.shape[1])
+    low, high = (_level(torch.tensor(top, dtype=d.dtype).log(), beta) for top in (1 / d.shape[1], 1.0))
+    start = start.nan_to_num(float(high)).clamp_(float(low), float(high))  # 1/C <= p_top <= 1
+    return _finish(d, _newton(d, beta, start), alpha, beta)
 
 
 def _solve_long(scores: Tensor, alpha: float, beta: float) -> list[Tensor]:
     maximum, picked, good = _candidates(scores, beta)
-    log_top, conjugate = _solve_rows((picked - maximum).double(), alpha, beta)
+    d = (picked - maximum).double()
+    log_top, conjugate = _finish(d, _newton(d, beta), alpha, beta)
     conjugate = conjugate.to(scores.dtype)
-    if not bool(good.all()):
-        wide = scores[~good] - maximum[~good]
-        sample = wide[:, ::GROUP].contiguous()
-        start = _newton(sample, beta, mass=sample.shape[1] / wide.shape[1])
-        low, high = (_level(wide.new_tensor(top).log(), beta) for top in (1 / wide.shape[1], 1))  # 1/C <= p_top <= 1
-        start = start.nan_to_num(float(high)).clamp_(low, high)
-        log_top[~good], conjugate[~good] = _solve_rows(wide, alpha, beta, start)
+    wide = (~good).nonzero().squeeze(1)
+    for block in row_blocks(len(wide), scores.shape[1]):
+        rows = wide[block]
+        log_top[rows], conjugate[rows] = _solve_wide(scores[rows].sub_(maximum[rows]), alpha, beta)
     return [maximum, log_top, conjugate]
 
 
-def _softmax_rows(scores: Tensor) -> list[Tensor]:
+def _solve_softmax(scores: Tensor) -> list[Tensor]:
+    log_top = scores.softmax(1).amax(1, keepdim=True).log_()
+    return [scores.amax(1, keepdim=True), log_top.double(), -log_top]
+
+
+def _solve_short(scores: Tensor, alpha: Order) -> list[Tensor]:
     maximum = scores.amax(1, keepdim=True)
-    log_z = (scores - maximum).exp_().sum(1, keepdim=True).log_()
-    return [maximum, -log_z.double(), log_z]
+    d, beta = (scores - maximum).double(), alpha - 1
+    log_top, conjugate = _finish(d, _newton(d, beta), alpha, beta)
+    return [maximum, log_top, conjugate.to(scores.dtype)]
 
 
 def _solve(scores: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -188,19 +207,16 @@ def _solve(scores: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     rows, classes = scores.shape
     shared = float(alpha) if alpha.ndim == 0 else None
+    long = shared is not None and shared > 1 and classes > SMALL
     parts: list[list[Tensor]] = []
-    for block in row_blocks(rows, classes):
+    for block in row_blocks(rows, classes, SWEEP if long else BLOCK):
         part = scores[block].contiguous()
         if shared == 1:
-            parts.append(_softmax_rows(part))
-        elif shared is not None and classes > SMALL:
+            parts.append(_solve_softmax(part))
+        elif long and shared is not None:
             parts.append(_solve_long(part, shared, shared - 1))
         else:
-            maximum = part.amax(1, keepdim=True)
-            d = (part - maximum).double()
-            order = shared if shared is not None else alpha[block].double()
-            log_top, conjugate = _solve_rows(d, order, order - 1)
-            parts.append([maximum, log_top, conjugate.to(scores.dtype)])
+            parts.append(_solve_short(part, shared if shared is not None else alpha[block].double()))
     if not parts:
         return scores.new_empty(0), scores.new_empty(0, dtype=torch.float64), scores.new_empty(0)
     maximum, log_top, conjugate = (torch.cat(column).squeeze(1) for column in zip(*parts, strict=True))
@@ -212,14 +228,14 @@ def _apply(scores: Tensor, alpha: Tensor, maximum: Tensor, log_top: Tensor, scal
     out = torch.empty_like(scores, memory_format=torch.contiguous_format)
     shared = float(alpha) if alpha.ndim == 0 else None
     for block in row_blocks(*scores.shape):
-        d = torch.sub(scores[block], maximum[block, None], out=out[block])
-        beta = shared - 1 if shared is not None else alpha[block].to(scores.dtype) - 1
-        top = log_top[block, None]
         if shared == 1:
-            d.add_(top).exp_()
+            probs = torch.softmax(scores[block], 1, out=out[block])
         else:
-            _probs_(d, _level(top, beta if isinstance(beta, float) else beta.double()).to(d.dtype), beta)
-        d.mul_(scale[block, None])
+            d = torch.sub(scores[block], maximum[block, None], out=out[block])
+            beta = shared - 1 if shared is not None else alpha[block].double() - 1
+            level = _level(log_top[block, None], beta).to(d.dtype)
+            probs = _powers(d, level, beta if isinstance(beta, float) else beta.to(d.dtype))
+        probs.mul_(scale[block, None])
     return out
 
 
