@@ -55,7 +55,8 @@ def _delta(positive: Tensor, negative: Tensor) -> Tensor:
     """Var(X) / (2 k Z^2), the curvature bias estimated from the k terms X_j / Z = k softmax(c)_j."""
     k = negative.shape[-1]
     ratios = k * torch.softmax(torch.cat([positive, negative], -1), -1)[..., 1:]
-    return ratios.var(-1) / (2 * k)
+    variance = (ratios - ratios.mean(-1, keepdim=True)).square().sum(-1) / (k - 1)
+    return variance / (2 * k)
 
 
 def _jackknife(positive: Tensor, negative: Tensor) -> Tensor:

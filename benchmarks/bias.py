@@ -1,0 +1,173 @@
+"""How far the sampled estimates of log Z are from log Z, computed exactly: nothing is drawn.
+
+    python benchmarks/bias.py    writes the tables of docs/small_samples.md, in seconds
+
+Two ways, because no single one reaches everywhere:
+
+    enumeration   A loss on k draws depends only on how often each class was drawn, so its mean is a sum over the
+                  count vectors, C(k + C - 1, k) of them. Any estimate, few classes.
+    quadrature    For S = first + sum of k independent terms, log S and its square are integrals of exp(-t S), whose
+                  mean is exp(-t first) (sum_j q_j exp(-t term_j))^k. Any number of classes, plain logarithms only.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from manymax import sampled_softmax_loss
+from manymax.ops.divergences import chi_square
+
+PAGE = Path(__file__).parents[1] / "docs" / "small_samples.md"
+DEBIAS = (None, "delta", "jackknife")
+PAIRS = {  # name: (P, q)
+    "fair": ((0.5, 0.3, 0.2), (0.2, 0.3, 0.5)),
+    "poor": ((0.8, 0.15, 0.05), (0.1, 0.2, 0.7)),
+}
+
+
+def count_vectors(num_negatives: int, num_classes: int) -> Tensor:
+    """(M, C): every way to draw k times from C classes, as counts that sum to k."""
+    if num_classes == 1:
+        return torch.tensor([[num_negatives]])
+    blocks = [
+        torch.nn.functional.pad(count_vectors(num_negatives - n, num_classes - 1), (1, 0), value=n)
+        for n in range(num_negatives + 1)
+    ]
+    return torch.cat(blocks)
+
+
+def all_samples(q: Tensor, num_negatives: int) -> tuple[Tensor, Tensor]:
+    """Class ids (M, k), one row for each count vector, and the multinomial probabilities (M,) of the rows."""
+    counts = count_vectors(num_negatives, len(q))
+    ids = torch.repeat_interleave(torch.arange(len(q)).repeat(len(counts)), counts.flatten()).view(-1, num_negatives)
+    orders = math.lgamma(num_negatives + 1) - torch.lgamma(counts.to(q.dtype) + 1).sum(-1)
+    return ids, (orders + (counts * q.log()).sum(-1)).exp()
+
+
+def partition_bias(probs: Tensor, q: Tensor, num_negatives: int, debias: str | None) -> float:
+    """E[loss] - full loss of `correction="partition"`, for y ~ probs and scores log probs, by enumeration."""
+    ids, weights = all_samples(q, num_negatives)
+    scores, log_q = probs.log(), q.log()
+    bias = 0.0
+    for target, prob in enumerate(probs):
+        loss = sampled_softmax_loss(
+            scores[target].expand(len(ids)),
+            scores[ids],
+            log_q_negative=log_q[ids],
+            hits=ids == target,
+            correction="partition",
+            debias=debias,
+            reduction="none",
+        )
+        bias += float(prob * (weights * (loss + scores[target])).sum())  # the full loss is -log p
+    return bias
+
+
+def log_sum_moments(first: Tensor, terms: Tensor, q: Tensor, num_negatives: int) -> tuple[float, float]:
+    """Mean and variance of log(first + sum of k terms), each drawn from terms (C,) with probabilities q (C,).
+
+    With S scaled to mean 1 and u = log t,
+
+        log S   = integral of (exp(-t) - exp(-t S)) du
+        log^2 S = integral of 2 (u + Euler's constant) (exp(-t S) - exp(-t)) du
+
+    and the trapezoidal rule is exact to rounding: the integrands are analytic and die out at both ends.
+    """
+    mean = first + num_negatives * (q * terms).sum()
+    first, terms = first / mean, terms / mean
+    smallest = float(first + num_negatives * terms[q > 0].min())
+    step = 0.02
+    u = torch.arange(-20.0, math.log(750 / smallest), step, dtype=q.dtype)
+    t = u.exp().unsqueeze(-1)
+    laplace = (-t.squeeze(-1) * first + num_negatives * (q.log() - t * terms).logsumexp(-1)).exp()
+    gap = laplace - (-t.squeeze(-1)).exp()
+    log_mean = -float(gap.sum()) * step
+    square = float((2 * (u + 0.5772156649015329) * gap).sum()) * step
+    return log_mean + math.log(mean), square - log_mean**2
+
+
+def partition_terms(probs: Tensor, q: Tensor, target: int, num_negatives: int) -> tuple[Tensor, Tensor]:
+    """(first, terms) of the partition estimate of Z = 1: p_y, and p_j / (k q_j) for all but y."""
+    others = torch.arange(len(probs)) != target
+    return probs[target], others * probs / (num_negatives * q)
+
+
+def next_orders(probs: Tensor, q: Tensor, target: int) -> dict[str | None, float]:
+    """The leading constants: bias ~ c / k without `debias`, c / k^2 with it, from the moments of one term."""
+    terms = partition_terms(probs, q, target, 1)[1]
+    centred = terms - (q * terms).sum()
+    variance, third = float((q * centred**2).sum()), float((q * centred**3).sum())
+    square = 3 * variance**2 / 4
+    return {None: -variance / 2, "delta": square - 2 * third / 3, "jackknife": square - third / 3}
+
+
+def delta_holds(probs: Tensor, q: Tensor, num_negatives: int) -> bool:
+    """The rule of thumb for the Delta method: chi2 / k <= 0.2, and k q_j >= 20 for the likeliest class j."""
+    spread = float(chi_square(probs, q)) / num_negatives
+    return spread <= 0.2 and num_negatives * float(q[probs.argmax()]) >= 20
+
+
+def bias_table(num_negatives: tuple[int, ...] = (2, 4, 8, 16, 32, 64)) -> str:
+    """Bias of the partition estimate against k, with and without `debias`, for y ~ P."""
+    rows = []
+    pairs = [tuple(torch.tensor(values, dtype=torch.float64) for values in pair) for pair in PAIRS.values()]
+    for k in num_negatives:
+        values = [partition_bias(probs, q, k, debias) for probs, q in pairs for debias in DEBIAS]
+        rows.append([str(k), *(f"{value:.1e}" for value in values)])
+    return table(["k", *(f"{name}: {debias or 'plain'}" for name in PAIRS for debias in DEBIAS)], rows)
+
+
+def delta_pairs(num_classes: int = 200) -> dict[str, tuple[Tensor, Tensor]]:
+    """{name: (P, q)}: Zipf distributions under two proposals, and one with a class that is hardly ever drawn."""
+    pairs = {}
+    for power in (1.0, 2.0):
+        probs = torch.arange(1, num_classes + 1, dtype=torch.float64) ** -power
+        probs = probs / probs.sum()
+        pairs[f"Zipf {power:g}, uniform"] = probs, torch.full_like(probs, 1 / num_classes)
+        pairs[f"Zipf {power:g}, square root"] = probs, probs.sqrt() / probs.sqrt().sum()
+    starved = torch.tensor([[0.5, 0.1, 0.4], [0.4, 0.001, 0.599]], dtype=torch.float64)
+    return pairs | {"starved class": (starved[0], starved[1])}
+
+
+def delta_row(probs: Tensor, q: Tensor, num_negatives: int) -> tuple[float, float, float, float]:
+    """(bias, Delta's bias, variance, Delta's variance) of the partition estimate where y is the last class."""
+    target = len(probs) - 1
+    bias, variance = log_sum_moments(*partition_terms(probs, q, target, num_negatives), q, num_negatives)
+    predicted = next_orders(probs, q, target)[None] / num_negatives
+    return bias, predicted, variance, -2 * predicted
+
+
+def delta_table(num_negatives: tuple[int, ...] = (5, 50, 500, 5000)) -> str:
+    """The exact bias and variance of the partition estimate beside what the Delta method says of them."""
+    rows = []
+    for name, (probs, q) in delta_pairs().items():
+        for k in num_negatives:
+            values = [f"{value:.2g}" for value in delta_row(probs, q, k)]
+            in_range = "yes" if delta_holds(probs, q, k) else "no"
+            rows.append([name, f"{float(chi_square(probs, q)):.3g}", str(k), *values, in_range])
+    return table(["P, q", "chi2", "k", "bias", "Delta", "variance", "Delta", "in range"], rows)
+
+
+def table(headings: list[str], rows: list[list[str]]) -> str:
+    """A table in Markdown."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in [headings, ["---"] * len(headings), *rows])
+
+
+def with_tables(page: str) -> str:
+    """`page` with both tables, computed anew, between their markers."""
+    for name, text in (("bias", bias_table()), ("delta", delta_table())):
+        pattern = rf"(<!-- {name}: begin[^\n]*-->\n).*?(\n<!-- {name}: end -->)"
+        page, found = re.subn(pattern, lambda match, text=text: match[1] + text + match[2], page, flags=re.DOTALL)
+        if found != 1:
+            raise ValueError(f"{PAGE.name} must hold the markers of the table {name!r} once; found them {found} times.")
+    return page
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    print(f"wrote the tables of {PAGE.name}")
