@@ -24,7 +24,7 @@ from manymax.errors import ArgumentError, ArgumentTypeError
 from manymax.losses.facts import Fact, Facts, Formulas, Member
 from manymax.losses.fenchel_young import FenchelYoung
 from manymax.losses.module import ExactLoss
-from manymax.ops import simplex
+from manymax.ops import operators, simplex
 from manymax.ops.checks import check_finite, check_scores, visible, working
 from manymax.ops.deformed import chi, log_of, power
 
@@ -71,8 +71,8 @@ class _Map(torch.autograd.Function):
     @staticmethod
     def forward(scores: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
         rows, row_alpha = _rows(scores), _row_alpha(scores, alpha)
-        maximum, log_top, _ = simplex.solve(rows, row_alpha)
-        probs = simplex.apply(rows, row_alpha, maximum, log_top, torch.ones_like(maximum))
+        maximum, log_top, _ = operators.solve(rows, row_alpha)
+        probs = operators.apply(rows, row_alpha, maximum, log_top, torch.ones_like(maximum))
         return probs.reshape(scores.shape), maximum
 
     @staticmethod
@@ -106,7 +106,7 @@ class _Potential(torch.autograd.Function):
 
     @staticmethod
     def forward(scores: Tensor, alpha: Tensor, total: Tensor, ids: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
-        results = simplex.solve(_rows(scores), _row_alpha(scores, alpha))
+        results = operators.solve(_rows(scores), _row_alpha(scores, alpha))
         maximum, log_top, conjugate = (r.reshape(scores.shape[:-1]) for r in results)
         listed = torch.where(weights != 0, scores.gather(-1, ids) - maximum.unsqueeze(-1), 0)
         return total * conjugate - (weights * listed).sum(-1), maximum, log_top
@@ -128,7 +128,7 @@ class _Potential(torch.autograd.Function):
                 grad_alpha = _to_shape(-scale.unsqueeze(-1) * _omega_slope(probs, alpha), alpha)
         else:
             row_alpha, flat = _row_alpha(scores, alpha), (maximum.flatten(), log_top.flatten(), scale.flatten())
-            table = simplex.apply(_rows(scores), row_alpha, *flat).reshape(scores.shape)
+            table = operators.apply(_rows(scores), row_alpha, *flat).reshape(scores.shape)
         listed = -grad.unsqueeze(-1) * weights
         # eager first-order use owns the table and may write into it
         in_place = not again and visible(table)

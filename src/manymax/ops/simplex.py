@@ -18,13 +18,13 @@ can only raise the root, so a search over the maxima of groups of classes bounds
 tells which groups can hold a class of the support. Few such groups: the search runs over their
 classes alone, in float64. Many: it runs over the row, from a start found on every 16th class.
 
-`solve` and `apply` are opaque operators for autograd, vmap and torch.compile; entmax.py
-differentiates around them.
+ops/operators.py makes `solve` and `apply` opaque operators for autograd, vmap and torch.compile.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -119,7 +119,10 @@ def _sums(d: Tensor, level: Tensor, beta: Order, scratch: Tensor) -> tuple[Tenso
 def _newton(d: Tensor, beta: Order, start: Tensor | None = None, mass: float = 1.0) -> Tensor:
     """The level at which the probabilities of d (rows, classes) sum to `mass`, (rows, 1)."""
     level = d.new_full((d.shape[0], 1), 0.0 if _in_v(beta) else 1.0) if start is None else start.clone()
-    tolerance = 8 * torch.finfo(d.dtype).eps
+    eps = torch.finfo(d.dtype).eps
+    # up to alpha = 1.5 a step leaves an error of the order of its square, above that a class that
+    # drops out of the support may leave more
+    tolerance = eps**0.5 / 4 if isinstance(beta, float) and beta <= 0.5 else 8 * eps
     scratch = torch.empty_like(d)
     for _ in range(60):  # about 6 steps are needed; the bound only ends a row of nan
         total, slope = _sums(d, level, beta, scratch)
@@ -132,58 +135,104 @@ def _newton(d: Tensor, beta: Order, start: Tensor | None = None, mass: float = 1
     return level
 
 
-def _finish(d: Tensor, level: Tensor, alpha: Order, beta: Order) -> list[Tensor]:
-    """log p_top (float64) and Omega*(s) - max s = E_p[(p^beta - 1)] / alpha - v, (rows, 1) each; overwrites d."""
-    precise = level.double()
-    log_top = _log_top(precise, beta.double() if isinstance(beta, Tensor) else beta)
+def _finish(d: Tensor, level: Tensor, alpha: Order, beta: Order) -> tuple[Tensor, Tensor, Tensor]:
+    """p (overwriting d), log p_top (float64) and Omega*(s) - max s = E_p[p^beta - 1] / alpha - v, (rows, 1) each."""
+    log_top = _log_top(level.double(), beta.double() if isinstance(beta, Tensor) else beta)
     u = _bases_(d.clone(), level, beta)
-    mean = (_powers(d, level, beta).mul_(u)).sum(-1, keepdim=True) - 1
+    p = _powers(d, level, beta)
+    mean = u.mul_(p).sum(-1, keepdim=True) - 1
     v = level if _in_v(beta) else (level - 1) / beta
-    return [log_top, mean / alpha - v]
+    return p, log_top, mean / alpha - v
 
 
-def _candidates(scores: Tensor, beta: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Row maxima, a superset of the support as (rows, K) scores, and which rows it is good for.
+class Candidates(NamedTuple):
+    """A superset of the support of each row.
+
+    maximum: (rows, 1) row maxima.
+    groups: (rows, k) the groups that can hold a class of the support; group l holds l, l + width, ...
+    scores: (rows, 16 k + tail) the scores of their classes, then those of the classes in no group.
+    good: (rows,) whether the row has few enough open groups; otherwise the other fields are cut short.
+    """
+
+    maximum: Tensor
+    groups: Tensor
+    scores: Tensor
+    good: Tensor
+
+    def classes(self, columns: Tensor, rows: Tensor, num_classes: int) -> Tensor:
+        """The class of each (row, column) of `scores`."""
+        k, width = self.groups.shape[1], num_classes // GROUP
+        grouped = columns < GROUP * k
+        inside = torch.where(grouped, columns, 0)
+        # with k = 0 there is no group to look up, and no column that would
+        chosen = self.groups[rows, inside % max(k, 1)] if k else inside
+        return torch.where(grouped, inside // max(k, 1) * width + chosen, GROUP * width + columns - GROUP * k)
+
+
+def candidates(scores: Tensor, beta: float) -> Candidates:
+    """Bound the threshold of each row of (rows, classes) by group maxima and collect what can be above it.
 
     A row whose support may reach into more than an eighth of the groups is not good: its
     candidates would cost more than the row itself.
     """
-    rows, classes = scores.shape
-    width = classes // GROUP
-    grouped = scores[:, : GROUP * width].view(rows, GROUP, width)  # group l: classes l, l + width, ...
-    heads = torch.cat([grouped.amax(1), scores[:, GROUP * width :]], 1)  # the last classes are groups of one
+    width = scores.shape[1] // GROUP
+    heads = group_maxima(scores)
     maximum = heads.amax(1, keepdim=True)
     below = heads - maximum
     bound = _newton(below, beta)
     # the bound is a root in working precision: widen it by more than its error
     cut = -1 / beta - (bound + 1e-4) if _in_v(beta) else -(bound * (1 + 1e-4)) / beta
-    count = (below[:, :width] > cut).sum(1)
+    return pick_groups(scores, heads, maximum, (below[:, :width] > cut).sum(1))
+
+
+def group_maxima(scores: Tensor) -> Tensor:
+    """(rows, width + tail): the maximum of every 16 classes that are `width` apart, then the last classes alone."""
+    rows, classes = scores.shape
+    width = classes // GROUP
+    grouped = scores[:, : GROUP * width].view(rows, GROUP, width)
+    return torch.cat([grouped.amax(1), scores[:, GROUP * width :]], 1) if classes % GROUP else grouped.amax(1)
+
+
+def pick_groups(scores: Tensor, heads: Tensor, maximum: Tensor, count: Tensor) -> Candidates:
+    """The scores of the `count` (rows,) groups with the largest maxima."""
+    rows, classes = scores.shape
+    width = classes // GROUP
     good = count <= max(1, width // 8)
     k = int(torch.where(good, count, 0).max())
-    chosen = heads[:, :width].topk(k, sorted=False).indices  # (rows, k) groups
+    chosen = heads[:, :width].topk(k, sorted=False).indices  # (rows, k)
+    grouped = scores[:, : GROUP * width].view(rows, GROUP, width)
     picked = grouped.gather(2, chosen[:, None, :].expand(rows, GROUP, k)).reshape(rows, GROUP * k)
-    return maximum, torch.cat([picked, heads[:, width:]], 1), good
+    return Candidates(maximum, chosen, torch.cat([picked, heads[:, width:]], 1), good)
 
 
-def _solve_wide(d: Tensor, alpha: float, beta: float) -> list[Tensor]:
-    """Rows with a large support: Newton over the whole row, from a start found on every 16th class."""
+def solve_few(found: Candidates, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
+    """p over the candidates, log p_top and Omega*(s) - max s, in float64."""
+    d = (found.scores - found.maximum).double()
+    return _finish(d, _newton(d, alpha - 1), alpha, alpha - 1)
+
+
+def solve_wide_(d: Tensor, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows with a large support, d = s - max s: p in place of d, log p_top and Omega*(s) - max s.
+
+    Newton over the whole row, from a start found on every 16th class.
+    """
+    beta = alpha - 1
     sample = d[:, ::GROUP].contiguous()
     start = _newton(sample, beta, mass=sample.shape[1] / d.shape[1])
-    low, high = (_level(torch.tensor(top, dtype=d.dtype).log(), beta) for top in (1 / d.shape[1], 1.0))
-    start = start.nan_to_num(float(high)).clamp_(float(low), float(high))  # 1/C <= p_top <= 1
+    low, high = (float(_level(torch.tensor(top, dtype=torch.float64).log(), beta)) for top in (1 / d.shape[1], 1.0))
+    start = start.nan_to_num(high).clamp_(low, high)  # 1/C <= p_top <= 1
     return _finish(d, _newton(d, beta, start), alpha, beta)
 
 
-def _solve_long(scores: Tensor, alpha: float, beta: float) -> list[Tensor]:
-    maximum, picked, good = _candidates(scores, beta)
-    d = (picked - maximum).double()
-    log_top, conjugate = _finish(d, _newton(d, beta), alpha, beta)
+def _solve_long(scores: Tensor, alpha: float) -> list[Tensor]:
+    found = candidates(scores, alpha - 1)
+    _, log_top, conjugate = solve_few(found, alpha)
     conjugate = conjugate.to(scores.dtype)
-    wide = (~good).nonzero().squeeze(1)
+    wide = (~found.good).nonzero().squeeze(1)
     for block in row_blocks(len(wide), scores.shape[1]):
         rows = wide[block]
-        log_top[rows], conjugate[rows] = _solve_wide(scores[rows].sub_(maximum[rows]), alpha, beta)
-    return [maximum, log_top, conjugate]
+        _, log_top[rows], conjugate[rows] = solve_wide_(scores[rows].sub_(found.maximum[rows]), alpha)
+    return [found.maximum, log_top, conjugate]
 
 
 def _solve_softmax(scores: Tensor) -> list[Tensor]:
@@ -194,11 +243,11 @@ def _solve_softmax(scores: Tensor) -> list[Tensor]:
 def _solve_short(scores: Tensor, alpha: Order) -> list[Tensor]:
     maximum = scores.amax(1, keepdim=True)
     d, beta = (scores - maximum).double(), alpha - 1
-    log_top, conjugate = _finish(d, _newton(d, beta), alpha, beta)
+    _, log_top, conjugate = _finish(d, _newton(d, beta), alpha, beta)
     return [maximum, log_top, conjugate.to(scores.dtype)]
 
 
-def _solve(scores: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def solve(scores: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Row maximum, log p_top (float64) and Omega*(s) - max s, (rows,) each.
 
     Args:
@@ -214,7 +263,7 @@ def _solve(scores: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if shared == 1:
             parts.append(_solve_softmax(part))
         elif long and shared is not None:
-            parts.append(_solve_long(part, shared, shared - 1))
+            parts.append(_solve_long(part, shared))
         else:
             parts.append(_solve_short(part, shared if shared is not None else alpha[block].double()))
     if not parts:
@@ -223,7 +272,7 @@ def _solve(scores: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return maximum, log_top, conjugate
 
 
-def _apply(scores: Tensor, alpha: Tensor, maximum: Tensor, log_top: Tensor, scale: Tensor) -> Tensor:
+def apply(scores: Tensor, alpha: Tensor, maximum: Tensor, log_top: Tensor, scale: Tensor) -> Tensor:
     """scale p, (rows, classes), from what `solve` returned; `scale` is (rows,)."""
     out = torch.empty_like(scores, memory_format=torch.contiguous_format)
     shared = float(alpha) if alpha.ndim == 0 else None
@@ -248,50 +297,3 @@ def vjp(probs: Tensor, alpha: float, grad: Tensor) -> Tensor:
         mean = (a * g).sum(1, keepdim=True) / a.sum(1, keepdim=True)
         torch.sub(g, mean, out=out[block]).mul_(a)
     return out
-
-
-solve = torch.library.custom_op("manymax::entmax_solve", _solve, mutates_args=())
-apply = torch.library.custom_op("manymax::entmax_apply", _apply, mutates_args=())
-
-
-@solve.register_fake
-def _(scores: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    rows = scores.shape[0]
-    return scores.new_empty(rows), scores.new_empty(rows, dtype=torch.float64), scores.new_empty(rows)
-
-
-@apply.register_fake
-def _(scores: Tensor, alpha: Tensor, maximum: Tensor, log_top: Tensor, scale: Tensor) -> Tensor:
-    return torch.empty_like(scores, memory_format=torch.contiguous_format)
-
-
-def _merge(size: int, x: Tensor, dim: int | None) -> Tensor:
-    """Fold a vmapped dimension into the rows."""
-    batched = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
-    return batched.flatten(0, 1)
-
-
-def _merge_alpha(size: int, rows: int, alpha: Tensor, dim: int | None) -> Tensor:
-    if dim is None and alpha.ndim == 0:
-        return alpha
-    batched = alpha.expand(size, *alpha.shape) if dim is None else alpha.movedim(dim, 0)
-    return batched.reshape(size, -1, 1).expand(size, rows, 1).reshape(size * rows, 1)
-
-
-@solve.register_vmap
-def _(info, in_dims, scores: Tensor, alpha: Tensor):  # type: ignore[no-untyped-def]
-    size = info.batch_size
-    merged = _merge(size, scores, in_dims[0])
-    rows = merged.shape[0] // size
-    results = solve(merged, _merge_alpha(size, rows, alpha, in_dims[1]))
-    return tuple(r.unflatten(0, (size, rows)) for r in results), (0, 0, 0)
-
-
-@apply.register_vmap
-def _(info, in_dims, scores: Tensor, alpha: Tensor, *row_tensors: Tensor):  # type: ignore[no-untyped-def]
-    size = info.batch_size
-    merged = _merge(size, scores, in_dims[0])
-    rows = merged.shape[0] // size
-    flat = [_merge(size, x, dim) for x, dim in zip(row_tensors, in_dims[2:], strict=True)]
-    result = apply(merged, _merge_alpha(size, rows, alpha, in_dims[1]), *flat)
-    return result.unflatten(0, (size, rows)), 0
