@@ -17,7 +17,8 @@ def alias_table(probs: Tensor) -> tuple[Tensor, Tensor]:
 
     Light classes (C p < 1) keep C p and leave a deficit, heavy ones have a surplus. Deficits and surpluses are
     laid end to end in class order, so that two running sums say which heavy class fills a light column, and
-    where a heavy class runs out and is itself filled up by the next heavy one.
+    where a heavy class runs out and is itself filled up by the next heavy one. Light classes come out exact; the
+    relative error of heavy ones is that of the running sums, about 1e-9 for 1e6 classes and 1e-7 for 1e7.
 
     Args:
         probs: (C,) float64, non-negative, sum 1. Running sums in float32 would be wrong from about 1e5 classes.

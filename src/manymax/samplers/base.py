@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,7 +105,7 @@ class ExactBuffers(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ExactBuffers:
         before = dict(self._buffers)
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)
         for name, buffer in before.items():
             after = self._buffers[name]
             if buffer is not None and after is not None and after.dtype != buffer.dtype:
@@ -254,7 +254,8 @@ class SamplerEntry:
 
     `make(num_classes, counts, **options)` builds one from what every data set has. `knows_log_q`: draws state log q.
     `exact_log_q`: it is the law of each draw, and `log_probs` gives all of it. `needs_*`: what a call (or `make`, for
-    the counts) cannot do without; scores come from `input` and `linear_weight`.
+    the counts) cannot do without; scores come from `input` and `linear_weight`. `settings` are options worth testing,
+    small enough for a handful of classes.
     """
 
     name: str
@@ -269,6 +270,7 @@ class SamplerEntry:
     needs_counts: bool = False
     needs_target: bool = False
     needs_scores: bool = False
+    settings: tuple[Mapping[str, Any], ...] = ({},)
 
 
 def check_positive_integer(argument: str, value: Any) -> int:

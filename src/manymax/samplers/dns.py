@@ -161,4 +161,5 @@ ENTRY = SamplerEntry(
     knows_log_q=False,
     exact_log_q=False,
     needs_scores=True,
+    settings=({"num_candidates": 3}, {"num_candidates": 3, "shared_candidates": True}),
 )

@@ -198,7 +198,7 @@ class MIDXSampler(Sampler):
             args[-1].append(f"the stored sampler has {len(stored)} classes, this one {self.num_classes}.")
         for name, buffer in list(self._buffers.items()):
             if buffer is not None and prefix + name in state_dict:
-                self._buffers[name] = buffer.new_empty(state_dict[prefix + name].shape)
+                self._buffers[name] = torch.empty_like(state_dict[prefix + name], device=buffer.device)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
@@ -208,14 +208,15 @@ def _halves(vectors: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _k_means(points: Tensor, codewords: Tensor, num_iterations: int) -> tuple[Tensor, Tensor]:
-    """Codewords (K, d) moved towards the means of their points, and the code (C,) of every point."""
-    code = _nearest(points, codewords)
+    """Codewords (K, d) moved to the means of their points, and the code (C,) of every point."""
+    # About a thousand points per codeword fix the means; all points only take part in the last assignment.
+    sample = points[:: max(1, len(points) // (1024 * len(codewords)))]
     for _ in range(num_iterations):
+        code = _nearest(sample, codewords)
         size = code.bincount(minlength=len(codewords)).unsqueeze(1)
-        total = torch.zeros_like(codewords).index_add_(0, code, points)
+        total = torch.zeros_like(codewords).index_add_(0, code, sample)
         codewords = torch.where(size > 0, total / size.clamp(min=1), codewords)  # a codeword without points stays
-        code = _nearest(points, codewords)
-    return codewords, code
+    return codewords, _nearest(points, codewords)
 
 
 def _nearest(points: Tensor, codewords: Tensor) -> Tensor:
@@ -239,4 +240,5 @@ ENTRY = SamplerEntry(
     law="exp(quantised score of c) / normaliser",
     reference="Lian et al. (2020)",
     needs_scores=True,
+    settings=({"num_codewords": 2},),
 )

@@ -71,4 +71,5 @@ ENTRY = SamplerEntry(
     law="(counts_c + smoothing)^power / normaliser",
     reference="Mikolov et al. (2013)",
     needs_counts=True,
+    settings=({}, {"power": 0.75, "smoothing": 1.0}),
 )

@@ -122,4 +122,5 @@ ENTRY = SamplerEntry(
     reference="Rubin (1988)",
     exact_log_q=False,
     needs_scores=True,
+    settings=({"num_candidates": 3}, {"num_candidates": 3, "shared_candidates": True}),
 )
