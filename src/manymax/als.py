@@ -81,8 +81,8 @@ class RGFactorization(nn.Module):
         >>> model.scores(torch.tensor([1])).topk(2).indices
         tensor([[0, 1]])
         >>> newcomer = model.fold_in_users(torch.tensor([0]), torch.tensor([3]))
-        >>> model.query_scores(newcomer).topk(2).indices
-        tensor([[3, 2]])
+        >>> model.query_scores(newcomer).topk(2).indices.sort().values
+        tensor([[2, 3]])
     """
 
     user_vectors: Tensor
@@ -98,7 +98,7 @@ class RGFactorization(nn.Module):
         ridge: float = 0.1,
         user_ridge: float | None = None,
         item_ridge: float | None = None,
-        ridge_power: float = 0.0,
+        ridge_power: float = 1.0,
         positive_weight: float = 0.0,
         prior: Tensor | None = None,
         init_std: float = 0.02,
@@ -116,8 +116,9 @@ class RGFactorization(nn.Module):
         self.positive_weight = _check_number("positive_weight", positive_weight, least=0.0)
         init_std = _check_number("init_std", init_std, above=0.0)
         dtype = _check_dtype(dtype or torch.get_default_dtype())
+        device = None if generator is None else generator.device
         for name, size in (("user_vectors", num_users), ("item_vectors", num_items)):
-            noise = torch.randn(size, dim, dtype=dtype, generator=generator, device=generator and generator.device)
+            noise = torch.randn(size, dim, dtype=dtype, generator=generator, device=device)
             self.register_buffer(name, init_std * noise)
         self.register_buffer(
             "prior", None if prior is None else (_check_prior(prior, num_items) / prior.sum()).to(dtype)
@@ -186,8 +187,7 @@ class RGFactorization(nn.Module):
             # One matrix for all items, and their new mean is zero.
             self._systems(by_item, self.user_vectors, base[:1], ridge[:1], second).solve(first, self.item_vectors)
         else:
-            systems = self._systems(by_item, self.user_vectors, base, ridge, second)
-            systems.solve(first - second @ systems.mean(first), self.item_vectors)
+            self._systems(by_item, self.user_vectors, base, ridge, second).solve_coupled(first, self.item_vectors)
 
     @torch.no_grad()
     def objective(self) -> float:
@@ -195,10 +195,13 @@ class RGFactorization(nn.Module):
         by_user, by_item = self._observed()
         mean = self._item_mean()
         first, second = _weighted_sum(self.user_vectors, by_user.total), _gram(self.user_vectors, by_user.total)
-        partition = first @ mean + (second * _gram(self.item_vectors, self._base(), mean)).sum() / 2
+        rg = first @ mean + (second * _gram(self.item_vectors, self._base(), mean)).sum() / 2
+        rg -= self._linear_term(by_user, by_item)
         user_norms = _weighted_sum(self.user_vectors.square(), self._ridge(self.user_ridge, by_user)).sum()
         item_norms = _weighted_sum(self.item_vectors.square(), self._ridge(self.item_ridge, by_item)).sum()
-        return float(partition + self._data_term(by_user) + (user_norms + item_norms) / 2)
+        if self.positive_weight > 0:
+            rg += self.positive_weight / 2 * self._positive_term(by_user)
+        return float(rg + (user_norms + item_norms) / 2)
 
     def scores(self, users: Tensor) -> Tensor:
         """Scores of all items for known users.
@@ -279,8 +282,8 @@ class RGFactorization(nn.Module):
         total = by_user.total + _Rows(pairs, self.num_users, dtype).total
         first, second = _weighted_sum(self.user_vectors, total), _gram(self.user_vectors, total)
         systems = self._systems(rows, self.user_vectors, base, self._ridge(self.item_ridge, rows), second)
-        mean = systems.mean(first, rest=1 - float(base.sum()), rest_mean=self._item_mean())
-        return systems.solve(first - second @ mean, out=self.item_vectors.new_empty(size, self.dim))
+        out = self.item_vectors.new_empty(size, self.dim)
+        return systems.solve_coupled(first, out, rest=1 - float(base.sum()), rest_mean=self._item_mean())
 
     def _observed(self) -> tuple[_Rows, _Rows]:
         if self._by_user is None or self._by_item is None:
@@ -322,16 +325,22 @@ class RGFactorization(nn.Module):
         ridge = self._ridge(self.user_ridge, rows)
         return self._systems(rows, self.item_vectors, rows.total, ridge, covariance).solve(mean, out)
 
-    def _data_term(self, by_user: _Rows) -> Tensor:
-        """sum_ui v_ui (a/2 (x_ui - 1)^2 - x_ui - log pi_i), float64."""
-        log_base = self._base().log()
-        total = log_base.new_zeros((), dtype=torch.float64)
+    def _linear_term(self, by_user: _Rows, by_item: _Rows) -> Tensor:
+        """sum_ui v_ui (x_ui + log pi_i), float64."""
+        total = _weighted_sum(self._base().log()[:, None], by_item.total)[0]
+        for block in by_user.blocks(SHARED_BLOCK, per_entry=1, per_row=self.dim):
+            sums = by_user.neighbour_sums(block, self.item_vectors)
+            total += (self.user_vectors[block] * sums).sum(dtype=torch.float64)
+        return total
+
+    def _positive_term(self, by_user: _Rows) -> Tensor:
+        """sum_ui v_ui (x_ui - 1)^2, float64."""
+        total = self.user_vectors.new_zeros((), dtype=torch.float64)
         for block in by_user.blocks(SEPARATE_BLOCK, per_entry=3 * self.dim, per_row=1):
             offsets, items, values = by_user.entries(block)
             users = torch.arange(block.start, block.stop, device=offsets.device).repeat_interleave(offsets.diff())
-            x = (self.user_vectors[users] * self.item_vectors[items]).sum(-1)  # (entries,)
-            terms = self.positive_weight / 2 * (x - 1).square() - x - log_base[items]
-            total += (terms if values is None else terms * values).sum(dtype=torch.float64)
+            error = (self.user_vectors[users] * self.item_vectors[items]).sum(-1) - 1  # (entries,)
+            total += (error.square() if values is None else error.square() * values).sum(dtype=torch.float64)
         return total
 
 
@@ -440,8 +449,8 @@ class _Systems:
             out[block] = factor.solve(sums.addcmul_(_part(self.weight, block), shift, value=-1)) @ self.basis.T
         return out
 
-    def mean(self, first: Tensor, rest: float = 0.0, rest_mean: Tensor | None = None) -> Tensor:
-        """The new mean(q) that couples the items, (dim,) float64; `first` is sum_u n_u p_u.
+    def solve_coupled(self, first: Tensor, out: Tensor, rest: float = 0.0, rest_mean: Tensor | None = None) -> Tensor:
+        """Write x_r for g = first - A mean into `out`, (R, dim), and return it; mean is the new mean(q) itself.
 
         `rest` is the share of pi that belongs to items outside of these systems, `rest_mean` their fixed mean.
         """
@@ -452,28 +461,32 @@ class _Systems:
         for block, factor, sums in self._blocks():
             weight = _part(self.weight, block)
             solved = factor.solve(sums.addcmul_(weight, first, value=-1))
-            right = right + (weight * solved).sum(0, dtype=torch.float64)
-            left = left + factor.remainder(weight, _part(self.ridge, block))
-        return basis @ torch.linalg.solve(left, right)
+            out[block] = solved @ self.basis.T
+            left += factor.remainder(weight, _part(self.ridge, block))
+            right += (weight.T @ solved)[0]
+        pull = self.spectrum * torch.linalg.solve(left, right).to(self.basis)  # A mean
+        for block, factor, _ in self._blocks(sums=False):
+            out[block] += factor.solve(_part(self.weight, block) * pull) @ self.basis.T
+        return out
 
-    def _blocks(self) -> Iterator[tuple[slice | Tensor, _Factor, Tensor]]:
-        """(block of rows, its factorised M_r, (1 + a) sum_i v_ri z_i), the latter two in the eigenvectors of A."""
+    def _blocks(self, sums: bool = True) -> Iterator[tuple[slice | Tensor, _Factor, Tensor]]:
+        """(block of rows, its factorised M_r, (1 + a) sum_i v_ri z_i), the latter two in the eigenvectors of A.
+
+        With a = 0 the sums are most of the work; they are left empty if not asked for.
+        """
         dim = self.vectors.shape[1]
         if self.positive_weight == 0:
             for block in self.rows.blocks(SHARED_BLOCK, per_entry=1, per_row=dim):
-                yield (
-                    block,
-                    _Diagonal(self._diagonal(block)),
-                    self.rows.neighbour_sums(block, self.vectors) @ self.basis,
-                )
+                total = self.rows.neighbour_sums(block, self.vectors) @ self.basis if sums else self.basis[:0]
+                yield block, _Diagonal(self._diagonal(block)), total
             return
         vectors = self.vectors @ self.basis
         for rows in self.rows.padded_blocks(SEPARATE_BLOCK, per_entry=4 * dim, per_row=4 * dim * dim):
             near, values = self.rows.neighbours(rows, vectors)
-            sums = (1 + self.positive_weight) * (values[:, None] @ near)[:, 0]
+            total = (1 + self.positive_weight) * (values[:, None] @ near)[:, 0]
             near *= (self.positive_weight * values).sqrt()[..., None]
             factor = _ShortRows if near.shape[1] < dim else _LongRows
-            yield rows, factor(self._diagonal(rows), near), sums
+            yield rows, factor(self._diagonal(rows), near), total
 
     def _diagonal(self, block: slice | Tensor) -> Tensor:
         return (_part(self.weight, block) * self.spectrum).add_(_part(self.ridge, block))
