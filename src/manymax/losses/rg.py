@@ -31,12 +31,18 @@ from manymax.ops.checks import check_finite, check_scores, visible, working
 from manymax.ops.reduction import reduce
 
 
-def _centred(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """s - mean(s) (0 at masked classes), the mean (..., 1) and the number of live classes (..., 1)."""
+def _centred(scores: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """s - mean(s) (0 at masked classes), the mean in two parts (..., 1) and the number of live classes (..., 1).
+
+    The first part is the mean as rounding leaves it, without a gradient; the second is the small rest, with
+    the gradient: a mean of large scores is not a float to the last digit, and the loss needs that digit.
+    """
     live = scores != -torch.inf  # nan is alive: it must show
     count = live.sum(-1, keepdim=True)
-    mean = torch.where(live, scores, 0).sum(-1, keepdim=True) / count
-    return torch.where(live, scores - mean, 0), mean, count
+    base = (torch.where(live, scores, 0).sum(-1, keepdim=True) / count).detach()
+    d = torch.where(live, scores - base, 0)
+    rest = d.sum(-1, keepdim=True) / count
+    return torch.where(live, d - rest, 0), base, rest, count
 
 
 def rg(scores: Tensor, dim: int = -1) -> Tensor:
@@ -56,8 +62,8 @@ def rg(scores: Tensor, dim: int = -1) -> Tensor:
     """
     check_scores(scores)
     work, dtype = working(scores.movedim(dim, -1))
-    d, mean, count = _centred(work)
-    _check(work, mean)
+    d, base, _, count = _centred(work)
+    _check(work, base)
     probs = torch.where(work > -torch.inf, (1 + d) / count, 0)
     return probs.to(dtype).movedim(-1, dim)
 
@@ -78,27 +84,27 @@ def rg_log_partition(scores: Tensor) -> Tensor:
     """
     check_scores(scores)
     work, dtype = working(scores)
-    value, mean = _relative(work)
-    return (value + mean).to(dtype)
+    value, base = _relative(work)
+    return (value + base).to(dtype)
 
 
 def _relative(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """(Z(s) - mean(s), mean(s)), (...) each, with all of the gradient in the first."""
-    d, mean, count = _centred(scores)
-    _check(scores, mean)
-    value = count.to(d.dtype).log() + (mean - mean.detach()) + d.square().sum(-1, keepdim=True) / (2 * count)
-    return value.squeeze(-1), mean.squeeze(-1).detach()
+    """(Z(s) - base, base), (...) each, for a base next to mean(s); all of the gradient is in the first."""
+    d, base, rest, count = _centred(scores)
+    _check(scores, base)
+    value = count.to(d.dtype).log() + rest + d.square().sum(-1, keepdim=True) / (2 * count)
+    return value.squeeze(-1), base.squeeze(-1)
 
 
 def potential(
     scores: Tensor, total: Tensor, ids: Tensor | None = None, weights: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """`FenchelYoung`'s potential, measured from mean(s) instead of max s."""
-    value, mean = _relative(scores)
+    value, base = _relative(scores)
     value = total * value
     if ids is not None and weights is not None:
-        value = value - (weights * torch.where(weights != 0, scores.gather(-1, ids) - mean.unsqueeze(-1), 0)).sum(-1)
-    return value, mean
+        value = value - (weights * torch.where(weights != 0, scores.gather(-1, ids) - base.unsqueeze(-1), 0)).sum(-1)
+    return value, base
 
 
 class Moments(NamedTuple):
@@ -200,8 +206,8 @@ def rg_loss(
     check_options(reduction, label_smoothing, multilabel)
     read = read_target(scores, target, weight, ignore_index, multilabel)
     work, dtype = working(scores)
-    value, mean = _relative(work)
-    rows, total = row_losses(value, work, read, weight, label_smoothing, mean.unsqueeze(-1))
+    value, base = _relative(work)
+    rows, total = row_losses(value, work, read, weight, label_smoothing, base.unsqueeze(-1))
     if multilabel == "normalized":
         mixed = normalized_weights(work, read, weight, label_smoothing)
         live = (work > -torch.inf).sum(-1)
