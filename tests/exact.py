@@ -54,12 +54,17 @@ class Case:
         return self.loss(scores.unsqueeze(-2).expand(*batch, num_classes, num_classes), ids, reduction="none")
 
 
-def cases(*, smoothing: bool = False, distributions: bool = False, foundation: bool = False) -> list[Any]:
-    """Parameters for pytest: all cases, or those whose member takes smoothing, float rows, or is Fenchel-Young."""
+def cases(
+    *, smoothing: bool = False, distributions: bool = False, foundation: bool = False, first: bool = False
+) -> list[Any]:
+    """Parameters for pytest: all cases, or those whose member takes smoothing or float rows, or is Fenchel-Young.
+
+    `first` takes the first setting of each member only.
+    """
     return [
         pytest.param(Case(member, setting), id="-".join([member.name, *map(str, setting.values())]))
         for member in EXACT
-        for setting in member.settings
+        for setting in member.settings[: 1 if first else None]
         if (member.smoothing or not smoothing)
         and (member.distributions or not distributions)
         and (member.foundation is not None or not foundation)
