@@ -50,7 +50,7 @@ def _alpha_slope(probs: Tensor, alpha: Tensor) -> Tensor:
     return (mean * probs * (1 - beta * x) - second * (1 + beta * entropy)) / a.sum(-1, keepdim=True)
 
 
-def _omega_slope(probs: Tensor, alpha: Tensor) -> Tensor:
+def omega_slope(probs: Tensor, alpha: Tensor) -> Tensor:
     """d Omega / d alpha at fixed p, (..., 1)."""
     beta, x = alpha - 1, log_of(probs)
     safe = torch.where(beta > 0, beta, 1)
@@ -125,7 +125,7 @@ class _Potential(torch.autograd.Function):
             probs = _Map.apply(scores, alpha)[0]
             table = scale.unsqueeze(-1) * probs
             if ctx.needs_input_grad[1]:
-                grad_alpha = _to_shape(-scale.unsqueeze(-1) * _omega_slope(probs, alpha), alpha)
+                grad_alpha = _to_shape(-scale.unsqueeze(-1) * omega_slope(probs, alpha), alpha)
         else:
             row_alpha, flat = _row_alpha(scores, alpha), (maximum.flatten(), log_top.flatten(), scale.flatten())
             table = operators.apply(_rows(scores), row_alpha, *flat).reshape(scores.shape)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from manymax.errors import ArgumentError, ArgumentTypeError
-from manymax.losses.base import Target, check_options, read_target
+from manymax.losses.base import check_options, read_target
 from manymax.losses.facts import Fact, Facts, Formulas, Member
 from manymax.losses.module import ExactLoss
 from manymax.ops.checks import check_finite, check_scores, visible, working
@@ -45,7 +45,8 @@ def rankmax(scores: Tensor, target: Tensor, dim: int = -1) -> Tensor:
     """
     check_scores(scores)
     work, dtype = working(scores.movedim(dim, -1))
-    read = _read(work, target, None, -100, "sum")
+    check_target(target)
+    read = read_target(work, target, None, -100)
     if read.ids is None or target.ndim != work.ndim - 1:
         raise ArgumentError("`target` of the rankmax map must hold one id per row: the map is defined given one label.")
     if visible(read.weights) and not read.weights.all():
@@ -104,13 +105,18 @@ def _all_violations(scores: Tensor) -> Tensor:
     return (prefix.gather(-1, size - 1) - size * (d - 1)).to(scores.dtype)
 
 
-def _read(scores: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, multilabel: str) -> Target:
+def check_target(target: Tensor, label_smoothing: float = 0.0) -> None:
+    """Refuse float rows and smoothing: each class with a weight would need a sum of its own."""
     if isinstance(target, Tensor) and target.is_floating_point():
         raise ArgumentTypeError(
             "`target` of rankmax must be ids or bool rows; got float rows. Each class with weight needs a sum over all"
             " classes of its own, so a dense row would cost C^2."
         )
-    return read_target(scores, target, weight, ignore_index, multilabel)
+    if label_smoothing:
+        raise ArgumentError(
+            f"`label_smoothing` must be 0 for rankmax; got {label_smoothing}. Each smoothed class needs a sum over all"
+            " classes of its own, so smoothing would cost C^2."
+        )
 
 
 def _check_values(scores: Tensor, signal: Tensor) -> None:
@@ -150,12 +156,8 @@ def rankmax_loss(
         tensor(0.9163)
     """
     check_options(reduction, label_smoothing, multilabel)
-    if label_smoothing:
-        raise ArgumentError(
-            f"`label_smoothing` must be 0 for rankmax; got {label_smoothing}. Each smoothed class needs a sum over all"
-            " classes of its own, so smoothing would cost C^2."
-        )
-    read = _read(scores, target, weight, ignore_index, multilabel)
+    check_target(target, label_smoothing)
+    read = read_target(scores, target, weight, ignore_index, multilabel)
     work, dtype = working(scores)
     sums = _all_violations(work) if read.ids is None else _Violations.apply(work, read.ids)
     weights = read.weights.to(sums.dtype)

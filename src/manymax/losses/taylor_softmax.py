@@ -26,7 +26,8 @@ from manymax.ops.checks import check_finite, check_scores, visible, working
 from manymax.ops.reduction import reduce
 
 
-def _check_order(order: int) -> None:
+def check_order(order: int) -> None:
+    """Raise unless the order is even: odd polynomials turn negative."""
     if isinstance(order, bool) or not isinstance(order, int) or order < 2 or order % 2:
         raise ArgumentError(f"`order` must be an even integer of at least 2 (odd orders turn negative); got {order!r}.")
 
@@ -72,7 +73,7 @@ def taylor_softmax(scores: Tensor, order: int = 2, dim: int = -1) -> Tensor:
         >>> manymax.taylor_softmax(torch.tensor([2.0, 1.0, -1.0]))
         tensor([0.6250, 0.3125, 0.0625])
     """
-    _check_order(order)
+    check_order(order)
     check_scores(scores)
     work, dtype = working(scores.movedim(dim, -1))
     values = _terms(work, order)
@@ -107,7 +108,7 @@ def taylor_softmax_loss(
         >>> manymax.taylor_softmax_loss(torch.tensor([[2.0, 1.0, -1.0]]), torch.tensor([0]))
         tensor(0.4700)
     """
-    _check_order(order)
+    check_order(order)
     check_options(reduction, label_smoothing, multilabel)
     read = read_target(scores, target, weight, ignore_index, multilabel)
     work, dtype = working(scores)
@@ -124,7 +125,7 @@ class TaylorSoftmaxLoss(ExactLoss):
 
     def __init__(self, order: int = 2, weight: Tensor | None = None, **options: Any) -> None:
         super().__init__(weight, **options)
-        _check_order(order)
+        check_order(order)
         self.order = order
 
     def forward(self, scores: Tensor, target: Tensor) -> Tensor:

@@ -1,0 +1,248 @@
+"""Blocks of scores to losses and gradients: one kernel for each exact member.
+
+Every loss here is total partition - sum_i t_i values_i with a gradient of the form
+coefficient (map - t / total), except for rankmax, whose sums run over the violators of each positive.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from manymax.errors import ArgumentError
+from manymax.heads.blocks import Block, Dense, Kernel, Result, Sparse
+from manymax.heads.target import RowTarget
+from manymax.losses.entmax import omega_slope
+from manymax.losses.taylor_softmax import taylor_exp
+from manymax.ops import simplex
+from manymax.ops.checks import check_finite
+
+
+def softmax_kernel() -> Kernel:
+    """Softmax in place. The log partition comes from the largest listed probability: s_i - log p_i."""
+
+    def kernel(block: Block) -> Result:
+        target, scores = block.target, block.scores
+        picked = target.pick(scores).clone()
+        inner_only = target.ids is None
+        reference = scores.amax(1, keepdim=True) if inner_only else None
+        probs = torch.softmax(scores, 1, out=scores)
+        if inner_only:
+            top, top_prob = reference, probs.amax(1, keepdim=True)
+        else:
+            listed = target.pick(probs)
+            top_prob, best = torch.where(target.weights != 0, listed, -1.0).max(1, keepdim=True)
+            top = picked.gather(1, best)
+        log_z = top - top_prob.clamp(min=0).log()
+        lost = ~(top_prob > 1e-30).squeeze(1) & (target.total != 0)  # no digits left: these rows once more
+        if lost.any():
+            rows = lost.nonzero().squeeze(1)
+            again = block.rescore(rows)
+            log_z[rows] = again.logsumexp(1, keepdim=True)
+            check_finite(again.amax(1))
+        log_z = torch.where((target.total != 0).unsqueeze(1), log_z, 0)
+        result = Result(-target.inner(picked, log_z, block.spread))
+        if target.coefficient is not None:
+            target.subtract_(probs)
+            result.parts.append(Dense(probs, target.row_coefficient))
+        return result
+
+    return kernel
+
+
+def entmax_kernel(alpha: float, wants_alpha: bool = False) -> Kernel:
+    """Entmax for alpha > 1: rows of small support give a few entries, the others a dense table."""
+
+    def kernel(block: Block) -> Result:
+        target, scores = block.target, block.scores
+        picked = target.pick(scores).clone()
+        found = simplex.candidates(scores, alpha - 1)
+        check_finite(found.maximum)
+        probs, _, conjugate = simplex.solve_few(found, alpha)
+        conjugate = conjugate.to(scores.dtype)
+        result = Result(picked.new_zeros(0))
+        wide = (~found.good).nonzero().squeeze(1)
+        slopes = scores.new_zeros(scores.shape[0], dtype=torch.float64)
+        if wants_alpha:
+            slopes = omega_slope(probs, torch.tensor(alpha, dtype=torch.float64)).squeeze(1)
+        if len(wide):
+            everything = len(wide) == scores.shape[0]
+            d = scores.sub_(found.maximum) if everything else scores[wide].sub_(found.maximum[wide])
+            table, _, conjugate[wide] = simplex.solve_wide_(d, alpha)
+            if wants_alpha:
+                slopes[wide] = omega_slope(table.double(), torch.tensor(alpha, dtype=torch.float64)).squeeze(1)
+            if target.coefficient is not None:
+                part = target[wide]
+                part.subtract_(table)
+                result.parts.append(Dense(table, part.row_coefficient, None if everything else wide))
+        result.losses = target.total * conjugate.squeeze(1) - target.inner(picked, found.maximum, block.spread)
+        if target.coefficient is None:
+            return result
+        if len(wide) < scores.shape[0]:
+            few = found.good.nonzero().squeeze(1)
+            columns = probs[few] > 0
+            result.parts.extend(_entries(target, few, columns, probs, found, block))
+        if wants_alpha:
+            result.grad_setting = -(target.row_coefficient * slopes).sum()
+        return result
+
+    return kernel
+
+
+def _entries(
+    target: RowTarget, few: Tensor, columns: Tensor, probs: Tensor, found: simplex.Candidates, block: Block
+) -> list[Dense | Sparse]:
+    """coefficient (total p - t) of the rows `few` as entries; dense where smoothing or rows fill t."""
+    local, column = columns.nonzero(as_tuple=True)
+    rows = few[local]
+    classes = found.classes(column, rows, block.scores.shape[1])
+    values = (probs[rows, column] * target.row_coefficient[rows]).to(block.scores.dtype)
+    if target.ids is None or target.share is not None:
+        table = torch.zeros(len(few), block.scores.shape[1], dtype=values.dtype, device=values.device)
+        table[local, classes] = probs[rows, column].to(values.dtype)
+        part = target[few]
+        part.subtract_(table)
+        return [Dense(table, part.row_coefficient, few)]
+    wanted = target.weights[few] != 0
+    row, position = wanted.nonzero(as_tuple=True)
+    listed = few[row]
+    minus = -target.coefficient[listed] * target.weights[listed, position]  # type: ignore[index]
+    return [_merged(rows, classes, values, listed, target.ids[listed, position], minus)]
+
+
+def _merged(*columns: Tensor) -> Sparse:
+    """Two lists of entries as one, ordered by row."""
+    rows = torch.cat([columns[0], columns[3]])
+    order = rows.argsort(stable=True)
+    return Sparse(rows[order], torch.cat([columns[1], columns[4]])[order], torch.cat([columns[2], columns[5]])[order])
+
+
+def taylor_kernel(order: int) -> Kernel:
+    """Taylor-softmax: f'(s) / F - t f'(s) / f(s), dense."""
+
+    def kernel(block: Block) -> Result:
+        target, scores = block.target, block.scores
+        check_finite(scores.amax(1))
+        terms = taylor_exp(scores.double() if order > 4 else scores, order)
+        slope = torch.where(scores > -torch.inf, taylor_exp_slope(scores.to(terms.dtype), order), 0)
+        log_terms = torch.where(terms > 0, terms, 1).log()
+        picked = target.pick(torch.where(terms > 0, log_terms, -torch.inf))
+        total = terms.sum(1, keepdim=True)
+        if not total.isfinite().all():
+            raise ArgumentError(f"the scores are too large for `order` {order}: the polynomial overflows.")
+        spread = None
+        if target.class_weight is not None:
+            spread = (log_terms[:, : block.num_classes] * target.class_weight).sum(1)
+        losses = -target.inner(picked, total.log(), spread)
+        result = Result(losses.to(scores.dtype))
+        if target.coefficient is not None:
+            table = (slope / total).to(scores.dtype)
+            target.subtract_(table, (slope / torch.where(terms > 0, terms, 1)).to(scores.dtype))
+            result.parts.append(Dense(table, target.row_coefficient))
+        return result
+
+    return kernel
+
+
+def taylor_exp_slope(scores: Tensor, order: int) -> Tensor:
+    """f'(s), the Taylor polynomial of one order less."""
+    s = torch.where(scores > -torch.inf, scores, 0)
+    value = torch.ones_like(s)
+    for k in range(order - 1, 0, -1):
+        value = value * s / k + 1
+    return value
+
+
+def rankmax_kernel() -> Kernel:
+    """Rankmax: sums over the classes above s_y - 1, one cut for each positive."""
+
+    def kernel(block: Block) -> Result:
+        target, scores = block.target, block.scores
+        if target.ids is None:
+            target = _listed(target)
+        wanted = target.weights != 0
+        cuts = torch.where(wanted, target.pick(scores) - 1, torch.inf)  # (n, P); a missing positive has no violator
+        heads = simplex.group_maxima(scores)
+        check_finite(heads.amax(1))
+        if (cuts == -torch.inf).any():
+            raise ArgumentError("`target` names a class whose score is -inf: a masked class cannot be a positive.")
+        lowest = cuts.amin(1, keepdim=True)
+        width = scores.shape[1] // simplex.GROUP
+        found = simplex.pick_groups(scores, heads, lowest, (heads[:, :width] > lowest).sum(1))
+        wide = (~found.good).nonzero().squeeze(1)
+        few = found.good.nonzero().squeeze(1)
+        result = Result(scores.new_zeros(scores.shape[0]))
+        if len(few):
+            part, losses = _rankmax_few(target, few, cuts, found, block)
+            result.losses[few] = losses
+            if part is not None:
+                result.parts.append(part)
+        if len(wide):
+            everything = len(wide) == scores.shape[0]
+            table = scores if everything else scores[wide]
+            dense, losses = _rankmax_wide(target[wide], table, cuts[wide])
+            result.losses[wide] = losses
+            if dense is not None:
+                result.parts.append(replace(dense, rows=None if everything else wide))
+        return result
+
+    return kernel
+
+
+def _listed(target: RowTarget) -> RowTarget:
+    """Bool rows as padded ids."""
+    count = (target.weights != 0).sum(1)
+    ids = (target.weights != 0).to(torch.uint8).topk(max(1, int(count.max())), dim=1).indices
+    return replace(target, ids=ids, weights=target.weights.gather(1, ids))
+
+
+def _rankmax_few(
+    target: RowTarget, few: Tensor, cuts: Tensor, found: simplex.Candidates, block: Block
+) -> tuple[Sparse | None, Tensor]:
+    scores = found.scores[few].double()
+    losses = scores.new_zeros(len(few))
+    entries: list[tuple[Tensor, ...]] = []
+    for p in range(cuts.shape[1]):
+        weight, cut = target.weights[few, p].double(), cuts[few, p].double()
+        violation = torch.relu(scores - cut.unsqueeze(1))
+        total = torch.where(weight != 0, violation.sum(1), 1)
+        losses += weight * total.log()
+        if target.coefficient is None:
+            continue
+        local, column = (violation > 0).nonzero(as_tuple=True)
+        share = target.coefficient[few].double() * weight / total
+        rows = few[local]
+        size = torch.bincount(local, minlength=len(few))
+        entries.append((rows, found.classes(column, rows, block.scores.shape[1]), share[local]))
+        entries.append((few, target.ids[few, p], -share * size))  # type: ignore[index]
+    if target.coefficient is None:
+        return None, losses.to(block.scores.dtype)
+    rows, classes, values = (torch.cat(column) for column in zip(*entries, strict=True))
+    order = rows.argsort(stable=True)
+    return Sparse(rows[order], classes[order], values[order].to(block.scores.dtype)), losses.to(block.scores.dtype)
+
+
+def _rankmax_wide(target: RowTarget, scores: Tensor, cuts: Tensor) -> tuple[Dense | None, Tensor]:
+    """Overwrites `scores` if there is one positive per row."""
+    losses = scores.new_zeros(scores.shape[0])
+    single = cuts.shape[1] == 1
+    table = scores if single else torch.zeros_like(scores)
+    scratch = scores if single else torch.empty_like(scores)
+    for p in range(cuts.shape[1]):
+        weight = target.weights[:, p]
+        violation = torch.sub(scores, cuts[:, p, None], out=scratch).clamp_(min=0)
+        total = torch.where(weight != 0, violation.sum(1), 1)
+        losses += weight * total.log()
+        if target.coefficient is None:
+            continue
+        share = target.coefficient * weight / total
+        support = violation.sign_()
+        support.scatter_add_(1, target.ids[:, p, None], -support.sum(1, keepdim=True))  # type: ignore[index]
+        if single:
+            return Dense(support, share), losses
+        table.addcmul_(support, share.unsqueeze(1))
+    if target.coefficient is None:
+        return None, losses
+    return Dense(table, torch.ones_like(losses)), losses

@@ -1,0 +1,133 @@
+"""The target of a head, cut into blocks of rows; and pairs grouped by their query."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from manymax.errors import ArgumentError
+from manymax.losses.base import Target
+
+
+@dataclass(frozen=True)
+class RowTarget:
+    """Target weights t of some rows, over listed or all classes, smoothing and class weights included.
+
+    ids: (n, P) or None; weights: (n, P) or (n, C), already times (1 - smoothing).
+    share: (n,) what smoothing gives to each live class, times `class_weight` (C,); None without smoothing.
+    total: (n,) sum_i t_i.
+    coefficient: (n,) factor of each row's gradient, or None if no gradient is wanted.
+    """
+
+    ids: Tensor | None
+    weights: Tensor
+    share: Tensor | None
+    class_weight: Tensor | None
+    total: Tensor
+    coefficient: Tensor | None
+
+    def __getitem__(self, rows: slice | Tensor) -> RowTarget:
+        def cut(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x[rows]
+
+        return RowTarget(
+            cut(self.ids),
+            self.weights[rows],
+            cut(self.share),
+            self.class_weight,
+            self.total[rows],
+            cut(self.coefficient),
+        )
+
+    @property
+    def row_coefficient(self) -> Tensor:
+        """coefficient x total, (n,): the factor of map - t / total."""
+        assert self.coefficient is not None  # noqa: S101 - only called where gradients are wanted
+        return self.coefficient * self.total
+
+    def pick(self, table: Tensor) -> Tensor:
+        """The listed entries of a table (n, C'), (n, P), or its columns of real classes, (n, C)."""
+        return table.gather(1, self.ids) if self.ids is not None else table[:, : self.weights.shape[1]]
+
+    def inner(self, picked: Tensor, offset: Tensor, spread: Tensor | None) -> Tensor:
+        """sum_i t_i (v_i - offset), (n,), from the picked values and sum_c class_weight_c v_c (n,)."""
+        value = (self.weights * torch.where(self.weights != 0, picked - offset, 0)).sum(1)
+        if self.share is None or self.class_weight is None or spread is None:
+            return value
+        return value + self.share * (spread - self.class_weight.sum() * offset.squeeze(1))
+
+    def subtract_(self, table: Tensor, factor: Tensor | None = None) -> None:
+        """table -= t / total, times `factor` (n, C') if given, in place."""
+        scale = 1 / torch.where(self.total != 0, self.total, 1).unsqueeze(1)
+        weights = -self.weights * scale
+        if factor is not None:
+            weights = weights * self.pick(factor)
+        if self.ids is not None:
+            table.scatter_add_(1, self.ids, weights)
+        else:
+            table[:, : weights.shape[1]] += weights
+        if self.share is not None and self.class_weight is not None:
+            spread = (self.share.unsqueeze(1) * scale) * self.class_weight
+            columns = table[:, : spread.shape[1]]
+            columns -= spread if factor is None else spread * factor[:, : spread.shape[1]]
+
+
+def row_target(
+    read: Target,
+    weight: Tensor | None,
+    live: Tensor | None,
+    num_classes: int,
+    label_smoothing: float,
+) -> RowTarget:
+    """All rows of a target that has been read; `live` (C,) says which classes are not masked."""
+    weights, share, class_weight = read.weights, None, None
+    total = weights.sum(1)
+    if label_smoothing > 0:
+        class_weight = weights.new_ones(num_classes) if weight is None else weight.to(weights.dtype)
+        count = num_classes
+        if live is not None:
+            class_weight, count = class_weight * live, int(live.sum())
+        share = label_smoothing * read.count / count
+        weights = (1 - label_smoothing) * weights
+        total = weights.sum(1) + share * class_weight.sum()
+    return RowTarget(read.ids, weights, share, class_weight, total, None)
+
+
+def group_pairs(rows: Tensor, target: Tensor) -> tuple[Tensor, Target]:
+    """Group (row, class) pairs by row, so that each row of scores is computed once.
+
+    The loss of the groups equals the loss of the pairs, repeated pairs counted as often as they occur.
+
+    Args:
+        rows: (M,) ids of the queries, for example users.
+        target: (M,) class ids, one positive per pair.
+
+    Returns:
+        The distinct rows (G,), and a target for a head called with one query for each of them.
+
+    Example:
+        >>> import torch, manymax
+        >>> users, target = manymax.group_pairs(torch.tensor([7, 3, 7]), torch.tensor([0, 2, 1]))
+        >>> users, target.ids
+        (tensor([3, 7]), tensor([[2, 0],
+                [0, 1]]))
+        >>> target.weights
+        tensor([[1., 0.],
+                [1., 1.]])
+    """
+    if rows.ndim != 1 or rows.shape != target.shape:
+        raise ArgumentError(
+            f"`rows` and `target` must be 1-D and equally long; got {tuple(rows.shape)} and {tuple(target.shape)}."
+        )
+    pairs, times = torch.stack([rows.long(), target.long()]).unique(dim=1, return_counts=True)  # sorted by row
+    groups, sizes = pairs[0].unique_consecutive(return_counts=True)
+    width = int(sizes.max()) if len(sizes) else 1
+    row = torch.arange(len(groups), device=rows.device).repeat_interleave(sizes)
+    column = torch.arange(len(row), device=rows.device) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
+    ids = torch.zeros(len(groups), width, dtype=torch.long, device=rows.device)
+    weights = torch.zeros(len(groups), width, device=rows.device)
+    ids[row, column], weights[row, column] = pairs[1], times.to(weights.dtype)
+    count = weights.sum(1)
+    return groups, Target(ids, weights, count, count)
