@@ -83,8 +83,8 @@ def hierarchical_softmax_loss(
             f"`label_smoothing` must be 0 with `sparse=True`; got {label_smoothing}. Smoothing touches all classes, so"
             " that no row of the gradient is zero."
         )
-    with _full_precision(input):
-        rows, model, dtype = _read(input, node_vectors, tree, node_bias, sparse)
+    rows, model, dtype = _read(input, node_vectors, tree, node_bias, sparse)
+    with _full_precision(rows):
         batch = input.shape[:-1]
         read = read_target(
             rows.new_zeros(()).expand(*batch, tree.num_classes), target, weight, ignore_index, multilabel
@@ -124,8 +124,8 @@ def hierarchical_softmax_log_prob(
         >>> hierarchical_softmax_log_prob(torch.zeros(4), torch.zeros(2, 4), tree).exp()
         tensor([0.2500, 0.2500, 0.5000])
     """
-    with _full_precision(input):
-        rows, model, dtype = _read(input, node_vectors, tree, node_bias, sparse=False)
+    rows, model, dtype = _read(input, node_vectors, tree, node_bias, sparse=False)
+    with _full_precision(rows):
         batch = input.shape[:-1]
         if target is None:
             return model.log_probs(rows).view(*batch, tree.num_classes).to(dtype)
@@ -140,9 +140,9 @@ def hierarchical_softmax_log_prob(
         return torch.where(real, log_probs, 0).view(target.shape).to(dtype)
 
 
-def _full_precision(input: Tensor) -> torch.autocast:
+def _full_precision(rows: Tensor) -> torch.autocast:
     """Autocast would run the products in half precision; the arithmetic here is float32 at least."""
-    return torch.autocast(input.device.type if isinstance(input, Tensor) else "cpu", enabled=False)
+    return torch.autocast(rows.device.type, enabled=False)
 
 
 def _read(
@@ -187,10 +187,10 @@ def _check_ids(argument: str, ids: Tensor, num_classes: int, ignore_index: int) 
 
 def _fuller_than_paths(model: TreeModel, target: Target) -> bool:
     """Whether all log-probabilities together are cheaper than the paths of the positives."""
+    if not visible(target.weights):
+        return target.ids is None  # the positives of a row cannot be listed
     if model.sparse or target.weights.shape[-1] == 1:
         return False
-    if not visible(target.weights):  # the positives of a row cannot be listed
-        return target.ids is None
     touched = int(target.weights.count_nonzero()) * model.tree.mean_length() * model.vectors_per_node
     return touched * PATH_COST > target.count.numel() * len(model.vectors)
 
@@ -321,8 +321,8 @@ class HierarchicalSoftmaxLoss(ExactLoss):
         num_classes, batch = self.tree.num_classes, input.shape[:-1]
         if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= num_classes:
             raise ArgumentError(f"`k` must be an integer in [1, {num_classes}], the number of classes; got {k!r}.")
-        with _full_precision(input):
-            rows, model, dtype = _read(input, self.node_vectors, self.tree, self.node_bias, sparse=False)
+        rows, model, dtype = _read(input, self.node_vectors, self.tree, self.node_bias, sparse=False)
+        with _full_precision(rows):
             if exclude is None:
                 exclude = torch.empty(*batch, 0, dtype=torch.long, device=input.device)
             _check_ids("exclude", exclude, num_classes, self.ignore_index)

@@ -219,6 +219,8 @@ def _read_counts(counts: Tensor | Sequence[float]) -> Tensor:
     """The counts as int64 or float64 on the CPU, checked."""
     try:
         values = torch.as_tensor(counts).detach().cpu()
+        if values.is_floating_point():
+            values = torch.as_tensor(counts, dtype=torch.double).detach().cpu()  # a list would be read as float32
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ArgumentTypeError(f"`counts` must be a tensor or a list of numbers (C,); {error}.") from error
     if values.is_complex():
@@ -227,7 +229,7 @@ def _read_counts(counts: Tensor | Sequence[float]) -> Tensor:
         raise ArgumentError(
             f"`counts` must be (C,) with at least 1 class; got shape {tuple(values.shape)}. A tree needs a class."
         )
-    values = values.double() if values.is_floating_point() else values.long()
+    values = values if values.is_floating_point() else values.long()
     wrong = ~(values >= 0) | (values == math.inf)
     if wrong.any():
         at = int(wrong.nonzero()[0])

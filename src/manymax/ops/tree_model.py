@@ -10,6 +10,7 @@ addition per edge.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -26,8 +27,11 @@ from manymax.ops.tree_search import Excluded, best_leaves
 # Opening a node for one row in a search takes about as long as this many in a product with all vectors.
 GATHER_COST = 16
 
-SEARCH_BYTES = 32 * 2**20  # vectors gathered at once: enough rows to hide the loop over levels
-TABLE_BYTES = 16 * 2**20  # log-probabilities of all edges at once
+SEARCH_BYTES = 32 * 2**20  # vectors that a search gathers at once: enough rows to hide the loop over the levels
+SEARCH_NODES = 2**23  # nodes that the rows of one search may open together, and
+SEARCH_NODES_PER_ROW = 2**14  # each of them: few rows need more, and these few are cheap enough otherwise
+TABLE_BYTES = 16 * 2**20  # log-probabilities of all edges at once, but
+TABLE_ROWS = 8  # of at least so many rows, for which all vectors have to be read
 
 
 def num_vectors(tree: ClassTree) -> int:
@@ -57,10 +61,12 @@ class TreeModel:
 
     def scores(self, input: Tensor, ids: Tensor) -> Tensor:
         """<x, v> + b for rows `input` (T, d) and the vectors `ids` (T, R) of each, (T, R)."""
-        vectors = embedding(ids, self.vectors, sparse=self.sparse).to(input.dtype)  # (T, R, d)
-        scores = (vectors @ input.unsqueeze(-1)).squeeze(-1)
+        vectors = embedding(ids, self.vectors, sparse=True) if self.sparse else lookup(self.vectors, ids)  # (T, R, d)
+        scores = (vectors.to(input.dtype) @ input.unsqueeze(-1)).squeeze(-1)
         if self.bias is not None:
-            scores = scores + embedding(ids, self.bias.unsqueeze(-1), sparse=self.sparse).squeeze(-1)
+            scores = scores + self.bias.gather(0, ids.flatten(), sparse_grad=self.sparse).view(ids.shape).to(
+                input.dtype
+            )
         return _finite(scores)
 
     def branch_log_probs(self, input: Tensor, nodes: Tensor) -> Tensor:
@@ -89,7 +95,7 @@ class TreeModel:
         if not visible(input) or (torch.is_grad_enabled() and (input.requires_grad or self.vectors.requires_grad)):
             return self.tree.accumulate(self.edge_log_probs(input)).T
         log_probs = input.new_empty(len(input), self.tree.num_classes)
-        for rows in row_blocks(len(input), self.tree.num_edges * input.element_size(), TABLE_BYTES):
+        for rows in self._table_blocks(input):
             log_probs[rows] = self.tree.accumulate(self.edge_log_probs(input[rows])).T
         return log_probs
 
@@ -127,28 +133,26 @@ class TreeModel:
         Returns:
             Log-probabilities and ids, (N, k) each, best first.
         """
-        width = min(2 * k + 6, self.tree.num_classes)  # of the beam; wider ones cost more than their floor gains
-        if width * self.tree.mean_length() * self.vectors_per_node * GATHER_COST > len(self.vectors):
+        width = min(2 * k + 6, self.tree.num_classes)  # of the beam; a wider one costs more than its floor gains
+        cost = GATHER_COST * self.vectors_per_node
+        if width * self.tree.mean_length() * cost > len(self.vectors):
             return self._topk_of_all(input, k, exclude, fill)
+        budget = min(len(self.vectors) // cost, SEARCH_NODES_PER_ROW)
+        row_bytes = max(width * self.vectors_per_node * _row_bytes(input), SEARCH_BYTES * budget // SEARCH_NODES)
         values, ids = input.new_empty(len(input), k), exclude.new_empty(len(input), k)
-        for rows in row_blocks(len(input), width * self.vectors_per_node * _row_bytes(input), SEARCH_BYTES):
-            values[rows], ids[rows] = self._topk_by_search(input[rows], k, exclude[rows], fill, width)
+        for rows in row_blocks(len(input), row_bytes, SEARCH_BYTES):
+            values[rows], ids[rows] = self._topk_by_search(input[rows], k, exclude[rows], fill, width, budget)
         return values, ids
 
-    def _topk_by_search(self, input: Tensor, k: int, exclude: Tensor, fill: int, width: int) -> tuple[Tensor, Tensor]:
+    def _topk_by_search(
+        self, input: Tensor, k: int, exclude: Tensor, fill: int, width: int, budget: int
+    ) -> tuple[Tensor, Tensor]:
         def branch_log_probs(rows: Tensor, nodes: Tensor) -> Tensor:
             blocks = row_blocks(len(rows), nodes.shape[1] * self.vectors_per_node * _row_bytes(input))
             return torch.cat([self.branch_log_probs(lookup(input, rows[b]), nodes[b]) for b in blocks])
 
-        best = best_leaves(
-            self.tree,
-            branch_log_probs,
-            input.new_zeros(len(input)),
-            k,
-            width=width,
-            budget=len(self.vectors) // (GATHER_COST * self.vectors_per_node),
-            excluded=Excluded(exclude, self.tree.num_classes),
-        )
+        start, excluded = input.new_zeros(len(input)), Excluded(exclude, self.tree.num_classes)
+        best = best_leaves(self.tree, branch_log_probs, start, k, width=width, budget=budget, excluded=excluded)
         given_up = (~best.complete).nonzero().squeeze(-1)
         values, ids = self._topk_of_all(lookup(input, given_up), k, lookup(exclude, given_up), fill)
         return best.values.index_copy(0, given_up, values), best.ids.index_copy(0, given_up, ids)
@@ -156,12 +160,16 @@ class TreeModel:
     def _topk_of_all(self, input: Tensor, k: int, exclude: Tensor, fill: int) -> tuple[Tensor, Tensor]:
         values, ids = input.new_empty(len(input), k), exclude.new_empty(len(input), k)
         row, column = ((exclude >= 0) & (exclude < self.tree.num_classes)).nonzero(as_tuple=True)
-        for rows in row_blocks(len(input), self.tree.num_edges * input.element_size(), TABLE_BYTES):
+        for rows in self._table_blocks(input):
             log_probs = self.log_probs(input[rows])
             here = (row >= rows.start) & (row < rows.stop)
             log_probs[row[here] - rows.start, exclude[row[here], column[here]]] = -torch.inf
             values[rows], ids[rows] = log_probs.topk(k)
         return values, torch.where(values > -torch.inf, ids, fill)
+
+    def _table_blocks(self, input: Tensor) -> Iterator[slice]:
+        row_bytes = self.tree.num_edges * input.element_size()
+        return row_blocks(len(input), row_bytes, max(TABLE_BYTES, TABLE_ROWS * row_bytes))
 
 
 def _row_bytes(input: Tensor) -> int:

@@ -145,11 +145,12 @@ def _above(
 
 def _select(rows: Tensor, ids: Tensor, values: Tensor, complete: Tensor, k: int) -> Best:
     """The k best of the flat leaves of each row."""
+    order = values.argsort(descending=True, stable=True)
+    order = lookup(order, lookup(rows, order).argsort(stable=True))  # by row, then by value
+    rows, ids, values = lookup(rows, order), lookup(ids, order), lookup(values, order)
     counts = rows.bincount(minlength=len(complete))
-    columns = max(k, int(counts.max()) if len(counts) else 0)
-    rows, order = rows.sort(stable=True)
-    column = torch.arange(len(rows), device=rows.device) - lookup(counts.cumsum(0) - counts, rows)
-    table = values.new_full((len(complete), columns), -torch.inf).index_put((rows, column), values[order])
-    classes = ids.new_zeros(len(complete), columns).index_put((rows, column), ids[order])
-    best, at = table.topk(k)
-    return Best(best, classes.gather(-1, at), complete & (counts >= k))
+    rank = torch.arange(len(rows), device=rows.device) - lookup(counts.cumsum(0) - counts, rows)
+    place = rows[rank < k], rank[rank < k]
+    best = values.new_full((len(complete), k), -torch.inf).index_put(place, values[rank < k])
+    classes = ids.new_zeros(len(complete), k).index_put(place, ids[rank < k])
+    return Best(best, classes, complete & (counts >= k))
