@@ -1,9 +1,35 @@
 """manymax: the softmax family, every way to train a model that chooses among very many classes."""
 
+from manymax import samplers
+from manymax.als import RGFactorization
 from manymax.errors import ArgumentError, ArgumentTypeError, ManymaxError, UnknownNameError
+from manymax.heads import (
+    HeadOptions,
+    LinearEntmaxLoss,
+    LinearHead,
+    LinearNCELoss,
+    LinearRankmaxLoss,
+    LinearRGLoss,
+    LinearSampledSoftmaxLoss,
+    LinearSoftmaxLoss,
+    LinearSparsemaxLoss,
+    LinearTaylorSoftmaxLoss,
+    group_pairs,
+    linear_entmax_loss,
+    linear_nce_loss,
+    linear_rankmax_loss,
+    linear_rg_loss,
+    linear_sampled_softmax_loss,
+    linear_scores,
+    linear_softmax_loss,
+    linear_sparsemax_loss,
+    linear_taylor_softmax_loss,
+    linear_topk,
+)
 from manymax.losses import FAMILY
 from manymax.losses.entmax import EntmaxLoss, entmax, entmax_loss
 from manymax.losses.fenchel_young import FenchelYoung
+from manymax.losses.hierarchical_softmax import HierarchicalSoftmaxLoss
 from manymax.losses.nce import NCELoss, nce_loss
 from manymax.losses.rankmax import RankmaxLoss, rankmax, rankmax_loss
 from manymax.losses.rg import (
@@ -18,17 +44,33 @@ from manymax.losses.sampled_softmax import SampledSoftmaxLoss, sampled_softmax_l
 from manymax.losses.softmax import SoftmaxLoss, softmax, softmax_loss
 from manymax.losses.sparsemax import SparsemaxLoss, sparsemax, sparsemax_loss
 from manymax.losses.taylor_softmax import TaylorSoftmaxLoss, taylor_softmax, taylor_softmax_loss
+from manymax.ops.tree import HuffmanTree
+from manymax.samplers import SAMPLERS
 
 __version__ = "0.1.0"
 
 __all__ = [
     "FAMILY",
+    "SAMPLERS",
     "ArgumentError",
     "ArgumentTypeError",
     "EntmaxLoss",
     "FenchelYoung",
+    "HeadOptions",
+    "HierarchicalSoftmaxLoss",
+    "HuffmanTree",
+    "LinearEntmaxLoss",
+    "LinearHead",
+    "LinearNCELoss",
+    "LinearRGLoss",
+    "LinearRankmaxLoss",
+    "LinearSampledSoftmaxLoss",
+    "LinearSoftmaxLoss",
+    "LinearSparsemaxLoss",
+    "LinearTaylorSoftmaxLoss",
     "ManymaxError",
     "NCELoss",
+    "RGFactorization",
     "RGLoss",
     "RankmaxLoss",
     "SampledSoftmaxLoss",
@@ -39,6 +81,17 @@ __all__ = [
     "class_moments",
     "entmax",
     "entmax_loss",
+    "group_pairs",
+    "linear_entmax_loss",
+    "linear_nce_loss",
+    "linear_rankmax_loss",
+    "linear_rg_loss",
+    "linear_sampled_softmax_loss",
+    "linear_scores",
+    "linear_softmax_loss",
+    "linear_sparsemax_loss",
+    "linear_taylor_softmax_loss",
+    "linear_topk",
     "nce_loss",
     "rankmax",
     "rankmax_loss",
@@ -47,6 +100,7 @@ __all__ = [
     "rg_log_partition_from_moments",
     "rg_loss",
     "sampled_softmax_loss",
+    "samplers",
     "softmax",
     "softmax_loss",
     "sparsemax",

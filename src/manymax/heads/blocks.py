@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -122,13 +123,12 @@ class Gradients:
         if vectors is not None:
             vectors = vectors if vectors.is_sparse else vectors[:num_classes]
             if self.sparse_grad and not vectors.is_sparse:
-                every = torch.arange(num_classes, device=vectors.device).unsqueeze(0)
-                vectors = torch.sparse_coo_tensor(every, vectors, vectors.shape, is_coalesced=True)
+                vectors = row_sparse(torch.arange(num_classes, device=vectors.device), vectors, vectors.shape)
         return self.grad_input, vectors, None if bias is None else bias[:num_classes]
 
     def _add_entries(self, rows: Tensor, classes: Tensor, values: Tensor, num_classes: int) -> None:
         if self.grad_input is not None:
-            self.grad_input += _bags(rows, classes, values, self.vectors, self.input.shape[0])
+            self.grad_input += bags(rows, classes, values, self.vectors, self.input.shape[0])
         if self.grad_bias is not None:
             self.grad_bias.index_add_(0, classes, values)
         if not self.wants[1]:
@@ -137,18 +137,22 @@ class Gradients:
         rows, classes, values = rows[order], classes[order], values[order]
         if self.sparse_grad and self.grad_vectors is None:
             touched, position = classes.unique_consecutive(return_inverse=True)
-            product = _bags(position, rows, values, self.input, len(touched))
-            shape = (num_classes, self.input.shape[1])
-            self.grad_vectors = torch.sparse_coo_tensor(touched.unsqueeze(0), product, shape, is_coalesced=True)
+            product = bags(position, rows, values, self.input, len(touched))
+            self.grad_vectors = row_sparse(touched, product, (num_classes, self.input.shape[1]))
             return
-        product = _bags(classes, rows, values, self.input, self.vectors.shape[0])
+        product = bags(classes, rows, values, self.input, self.vectors.shape[0])
         self.grad_vectors = product if self.grad_vectors is None else self.grad_vectors.add_(product)
 
 
 _FIELDS = ("rows", "classes", "values")
 
 
-def _bags(bags: Tensor, ids: Tensor, values: Tensor, table: Tensor, count: int) -> Tensor:
+def row_sparse(ids: Tensor, rows: Tensor, shape: torch.Size | tuple[int, int]) -> Tensor:
+    """The (C, d) gradient that has `rows` (K, d) at the distinct sorted `ids` (K,) and 0 elsewhere."""
+    return torch.sparse_coo_tensor(ids.unsqueeze(0), rows, shape, is_coalesced=True, check_invariants=False)
+
+
+def bags(bags: Tensor, ids: Tensor, values: Tensor, table: Tensor, count: int) -> Tensor:
     """sum over the entries of each bag of value x table[id], (count, d); `bags` (K,) is sorted."""
     counts = torch.bincount(bags, minlength=count)
     offsets = counts.cumsum(0) - counts
@@ -193,21 +197,19 @@ def run(
             spread = queries @ spread_vector
             if linear_bias is not None:
                 spread = spread + target.class_weight @ torch.where(linear_bias > -torch.inf, linear_bias, 0)
-        result = kernel(
-            Block(
-                score(queries, buffer[: len(queries)]),
-                target[start : start + step],
-                num_classes,
-                spread,
-                lambda rows, q=queries: score(q[rows], input.new_empty(len(rows), padded)),
-            )
-        )
+        scores = score(queries, buffer[: len(queries)])
+        rescore = partial(_rescore, score, queries, padded)
+        result = kernel(Block(scores, target[start : start + step], num_classes, spread, rescore))
         losses.append(result.losses)
         for part in result.parts:
             gradients.add(start, part)
         if result.grad_setting is not None:
             grad_setting = result.grad_setting if grad_setting is None else grad_setting + result.grad_setting
     return torch.cat(losses) if losses else input.new_zeros(0), gradients, grad_setting
+
+
+def _rescore(score: Callable[[Tensor, Tensor], Tensor], queries: Tensor, padded: int, rows: Tensor) -> Tensor:
+    return score(queries[rows], queries.new_empty(len(rows), padded))
 
 
 class BlockLoss(torch.autograd.Function):
@@ -228,7 +230,7 @@ class BlockLoss(torch.autograd.Function):
         losses, gradients, grad_setting = run(input, linear_weight, linear_bias, target, kernel, options, wants)
         ctx.grads = (*gradients.finish(linear_weight.shape[0]), grad_setting)
         ctx.retain = options.retain_graph
-        return (losses * target.coefficient).sum()
+        return (losses * target.factor).sum()
 
     @staticmethod
     @once_differentiable
@@ -277,6 +279,6 @@ class BlockRows(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         input, linear_weight, linear_bias = ctx.saved_tensors
         wants = tuple(ctx.needs_input_grad[:3])
-        target = replace(ctx.target, coefficient=ctx.target.coefficient * grad)
+        target = replace(ctx.target, coefficient=ctx.target.factor * grad)
         _, gradients, grad_setting = run(input, linear_weight, linear_bias, target, ctx.kernel, ctx.options, wants)
         return (*gradients.finish(linear_weight.shape[0]), grad_setting, None, None, None)

@@ -26,14 +26,12 @@ def softmax_kernel() -> Kernel:
     def kernel(block: Block) -> Result:
         target, scores = block.target, block.scores
         picked = target.pick(scores).clone()
-        inner_only = target.ids is None
-        reference = scores.amax(1, keepdim=True) if inner_only else None
+        top = scores.amax(1, keepdim=True) if target.ids is None else torch.empty(0)
         probs = torch.softmax(scores, 1, out=scores)
-        if inner_only:
-            top, top_prob = reference, probs.amax(1, keepdim=True)
+        if target.ids is None:
+            top_prob = probs.amax(1, keepdim=True)
         else:
-            listed = target.pick(probs)
-            top_prob, best = torch.where(target.weights != 0, listed, -1.0).max(1, keepdim=True)
+            top_prob, best = torch.where(target.weights != 0, target.pick(probs), -1.0).max(1, keepdim=True)
             top = picked.gather(1, best)
         log_z = top - top_prob.clamp(min=0).log()
         lost = ~(top_prob > 1e-30).squeeze(1) & (target.total != 0)  # no digits left: these rows once more
@@ -108,7 +106,7 @@ def _entries(
     wanted = target.weights[few] != 0
     row, position = wanted.nonzero(as_tuple=True)
     listed = few[row]
-    minus = -target.coefficient[listed] * target.weights[listed, position]  # type: ignore[index]
+    minus = -target.factor[listed] * target.weights[listed, position]
     return [_merged(rows, classes, values, listed, target.ids[listed, position], minus)]
 
 

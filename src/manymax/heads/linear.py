@@ -133,7 +133,7 @@ def _omega_rows(rows: RowTarget, omega: Callable[[Tensor], Tensor]) -> Tensor:
     if rows.share is None or rows.class_weight is None:
         return torch.where(rows.total > 0, omega(weights), 0)
     values = []
-    for block in weights.shape[0] and range(0, weights.shape[0], 256) or ():
+    for block in range(0, weights.shape[0], 256):
         part = slice(block, block + 256)
         dense = (rows.share[part].unsqueeze(1) * scale[part]) * rows.class_weight
         if rows.ids is None:
@@ -219,7 +219,7 @@ def linear_entmax_loss(
     read = entmax.read_alpha(alpha, input)
     if read.ndim:
         raise ArgumentError(f"`alpha` of a head must be a number or a scalar tensor; got shape {tuple(read.shape)}.")
-    value = float(read)
+    value = float(read.detach())
     kernel = softmax_kernel if value == 1 else lambda: entmax_kernel(value, read.requires_grad)
     if value == 1 and read.requires_grad:
         raise ArgumentError("a head has no gradient in `alpha` at alpha = 1; use `entmax_loss` or start above 1.")

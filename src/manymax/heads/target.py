@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from manymax.errors import ArgumentError
+from manymax.errors import ArgumentError, ManymaxError
 from manymax.losses.base import Target
 
 
@@ -42,10 +42,16 @@ class RowTarget:
         )
 
     @property
+    def factor(self) -> Tensor:
+        """The coefficient, where gradients are wanted."""
+        if self.coefficient is None:
+            raise ManymaxError("a gradient was asked for where none is wanted")
+        return self.coefficient
+
+    @property
     def row_coefficient(self) -> Tensor:
         """coefficient x total, (n,): the factor of map - t / total."""
-        assert self.coefficient is not None  # noqa: S101 - only called where gradients are wanted
-        return self.coefficient * self.total
+        return self.factor * self.total
 
     def pick(self, table: Tensor) -> Tensor:
         """The listed entries of a table (n, C'), (n, P), or its columns of real classes, (n, C)."""

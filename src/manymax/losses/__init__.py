@@ -1,6 +1,16 @@
 """The family: one file per member, one table."""
 
-from manymax.losses import entmax, nce, rankmax, rg, sampled_softmax, softmax, sparsemax, taylor_softmax
+from manymax.losses import (
+    entmax,
+    hierarchical_softmax,
+    nce,
+    rankmax,
+    rg,
+    sampled_softmax,
+    softmax,
+    sparsemax,
+    taylor_softmax,
+)
 from manymax.losses.facts import Member
 from manymax.table import Table
 
@@ -13,6 +23,7 @@ FAMILY: Table[Member] = Table(
     taylor_softmax.MEMBER,
     sampled_softmax.MEMBER,
     nce.MEMBER,
+    hierarchical_softmax.MEMBER,
     rg.MEMBER,
 )
 

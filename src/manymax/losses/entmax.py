@@ -81,7 +81,7 @@ class _Map(torch.autograd.Function):
         ctx.mark_non_differentiable(output[1])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor | None]:
         probs, alpha = ctx.saved_tensors
         if not torch.is_grad_enabled() and visible(probs, grad, alpha) and alpha.ndim == 0:
             grad_scores = simplex.vjp(_rows(probs), float(alpha), _rows(grad)).reshape(probs.shape)

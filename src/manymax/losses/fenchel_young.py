@@ -139,7 +139,7 @@ class FenchelYoung:
         rows, total = self._rows(work, read, weight, label_smoothing)
         if multilabel == "normalized":
             mixed = normalized_weights(work, read, weight, label_smoothing)
-            if self._potential is None and mixed.shape != work.shape:
+            if self._potential is None and read.ids is not None and mixed.shape != work.shape:
                 mixed = torch.zeros_like(work).scatter_add(-1, read.ids, mixed)
             rows = torch.where(total > 0, rows / torch.where(total > 0, total, 1) + self.omega(mixed), 0)
         elif self._potential is None:

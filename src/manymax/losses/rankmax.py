@@ -76,7 +76,7 @@ class _Violations(torch.autograd.Function):
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         scores, ids = ctx.saved_tensors
         cuts = scores.gather(-1, ids) - 1
         total = torch.zeros_like(scores)

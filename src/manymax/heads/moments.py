@@ -1,0 +1,98 @@
+"""RG from queries and class vectors: mean and covariance of the vectors instead of scores."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding
+
+from manymax.errors import ArgumentError
+from manymax.heads.linear import Options, check_linear, read_head_target
+from manymax.heads.options import read_options
+from manymax.heads.target import RowTarget, row_target
+from manymax.losses.base import Target, check_options
+from manymax.ops.checks import visible, working
+from manymax.ops.reduction import reduce
+
+
+def linear_rg_loss(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor | Target,
+    *,
+    linear_bias: Tensor | None = None,
+    weight: Tensor | None = None,
+    reduction: str = "mean",
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    multilabel: str = "sum",
+    options: Options = None,
+) -> Tensor:
+    """`rg_loss` of `input @ linear_weight.T + linear_bias` from moments: no score but the positives' is computed.
+
+    mean(s) = <x, mean(w)> and var(s) = <x, cov(w) x>, so that a row costs d^2 and the class vectors C d^2, once. Arguments as
+    in `linear_softmax_loss`; it is plain autograd, so second derivatives exist, and `options` change nothing.
+
+    Example:
+        >>> import torch, manymax
+        >>> input, vectors = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.3, 0.0], [0.0, 5.0], [-0.3, 3.0]])
+        >>> manymax.linear_rg_loss(input, vectors, torch.tensor([0]))
+        tensor(0.8286)
+    """
+    check_linear(input, linear_weight, linear_bias)
+    check_options(reduction, label_smoothing, multilabel)
+    read_options(options)
+    queries, dtype = working(input)
+    flat, vectors = queries.reshape(-1, queries.shape[-1]), linear_weight.to(queries.dtype)
+    read = read_head_target(queries, target, weight, ignore_index, multilabel, vectors.shape[0])
+    live = None
+    if linear_bias is not None:  # a bias is one more feature of the class vectors, a masked class is left out
+        live = linear_bias > -torch.inf
+        bias = torch.where(live, linear_bias.to(queries.dtype), 0)
+        vectors = torch.cat([vectors, bias.unsqueeze(1)], 1)
+        flat = torch.cat([flat, torch.ones_like(flat[:, :1])], 1)
+        if not visible(live) or bool(live.all()):
+            live = None
+    with torch.autocast(input.device.type, enabled=False):
+        rows = row_target(read, weight, live, vectors.shape[0], label_smoothing)
+        value, total, count = _rows(flat, vectors, rows, live)
+        if multilabel == "normalized":
+            scale = 1 / torch.where(total > 0, total, 1)
+            square = _square_norm(rows) * scale.square()
+            omega = (count * square - 1) / 2 - math.log(count)
+            value = torch.where(total > 0, value * scale + omega, 0)
+    value = reduce(value, read.divisor, reduction)
+    return (value.reshape(input.shape[:-1]) if reduction == "none" else value).to(dtype)
+
+
+def _rows(flat: Tensor, vectors: Tensor, rows: RowTarget, live: Tensor | None) -> tuple[Tensor, Tensor, int]:
+    """total (log C + var(s)/2) - sum_i t_i (s_i - mean(s)), total and the number of live classes."""
+    if live is not None:
+        masked = rows.weights.sum(0) if rows.ids is None else None
+        hit = (masked != 0) & ~live if masked is not None else (rows.weights != 0) & ~live[rows.ids]
+        if bool(hit.any()):
+            raise ArgumentError("`target` names a class whose bias is -inf: a masked class cannot be a positive.")
+    alive = vectors if live is None else vectors[live]
+    mean, count = alive.mean(0), alive.shape[0]
+    covariance = (alive - mean).T @ (alive - mean) / count
+    centred = vectors - mean
+    partition = math.log(count) + ((flat @ covariance) * flat).sum(1) / 2
+    if rows.ids is None:
+        inner = ((rows.weights @ centred) * flat).sum(1)
+    else:
+        inner = (rows.weights * (embedding(rows.ids, centred) @ flat.unsqueeze(2)).squeeze(2)).sum(1)
+    if rows.share is not None and rows.class_weight is not None:
+        inner = inner + rows.share * (flat @ (rows.class_weight @ centred))
+    return rows.total * partition - inner, rows.total, count
+
+
+def _square_norm(rows: RowTarget) -> Tensor:
+    """sum_i t_i^2, (n,), smoothing included."""
+    square = rows.weights.square().sum(1)
+    if rows.share is None or rows.class_weight is None:
+        return square
+    weights = rows.class_weight if rows.ids is None else rows.class_weight[rows.ids]
+    cross = 2 * rows.share * (rows.weights * weights).sum(1)
+    return square + cross + rows.share.square() * rows.class_weight.square().sum()

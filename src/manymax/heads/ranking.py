@@ -1,0 +1,113 @@
+"""Scores and exact top-k of a linear head, in blocks: full ranking without the table."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from manymax.errors import ArgumentError, ArgumentTypeError
+from manymax.heads.linear import check_linear
+from manymax.heads.options import PAD, HeadOptions
+from manymax.ops.simplex import GROUP
+
+
+@torch.no_grad()
+def linear_scores(
+    input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None = None, block_rows: int = 1024
+) -> Tensor:
+    """input @ linear_weight.T + linear_bias, (..., C), written block by block into one table."""
+    check_linear(input, linear_weight, linear_bias)
+    flat = input.reshape(-1, input.shape[-1])
+    out = flat.new_empty(flat.shape[0], linear_weight.shape[0])
+    for start in range(0, flat.shape[0], block_rows):
+        block = torch.mm(flat[start : start + block_rows], linear_weight.T, out=out[start : start + block_rows])
+        if linear_bias is not None:
+            block += linear_bias
+    return out.reshape(*input.shape[:-1], linear_weight.shape[0])
+
+
+@torch.no_grad()
+def linear_topk(
+    input: Tensor,
+    linear_weight: Tensor,
+    k: int,
+    *,
+    linear_bias: Tensor | None = None,
+    exclude: Tensor | None = None,
+    options: HeadOptions | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The k best classes of each query, exactly, best first.
+
+    The maxima of groups of 16 classes are ranked first: the k best classes are in the k best groups.
+
+    Args:
+        input: (..., d) queries.
+        linear_weight: (C, d) class vectors.
+        k: at most C.
+        linear_bias: (C,).
+        exclude: (..., E) integer ids to leave out, padded with -100; an excluded class that is returned because
+            fewer than k are left has the score -inf.
+        options: block sizes.
+
+    Returns:
+        scores (..., k) and ids (..., k).
+
+    Example:
+        >>> import torch, manymax
+        >>> vectors = torch.tensor([[1.0], [3.0], [2.0]])
+        >>> manymax.linear_topk(torch.tensor([[1.0]]), vectors, 2, exclude=torch.tensor([[1]]))
+        (tensor([[2., 1.]]), tensor([[2, 0]]))
+    """
+    check_linear(input, linear_weight, linear_bias)
+    classes = linear_weight.shape[0]
+    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= classes:
+        raise ArgumentError(f"`k` must be an integer from 1 to the number of classes, {classes}; got {k!r}.")
+    flat = input.reshape(-1, input.shape[-1])
+    left_out = _read_exclude(exclude, input, classes)
+    padded = -(-classes // PAD) * PAD
+    vectors = torch.nn.functional.pad(linear_weight, (0, 0, 0, padded - classes))
+    step = (options or HeadOptions()).rows(padded)
+    buffer = flat.new_empty(min(step, max(1, flat.shape[0])), padded)
+    values, ids = flat.new_empty(flat.shape[0], k), torch.empty(flat.shape[0], k, dtype=torch.long, device=flat.device)
+    for start in range(0, flat.shape[0], step):
+        rows = slice(start, min(start + step, flat.shape[0]))
+        scores = torch.mm(flat[rows], vectors.T, out=buffer[: rows.stop - start])
+        if linear_bias is not None:
+            scores[:, :classes] += linear_bias
+        scores[:, classes:] = -torch.inf
+        if left_out is not None:
+            row, column = (left_out[rows] >= 0).nonzero(as_tuple=True)
+            scores[row, left_out[rows][row, column]] = -torch.inf
+        values[rows], ids[rows] = _topk_block(scores, k)
+    shape = (*input.shape[:-1], k)
+    return values.reshape(shape), ids.reshape(shape)
+
+
+def _read_exclude(exclude: Tensor | None, input: Tensor, classes: int) -> Tensor | None:
+    if exclude is None or exclude.shape[-1] == 0:
+        return None
+    if exclude.is_floating_point() or exclude.dtype == torch.bool or exclude.shape[:-1] != input.shape[:-1]:
+        raise ArgumentTypeError(
+            f"`exclude` must hold integer ids, {(*input.shape[:-1], 'E')}, padded with -100; got {exclude.dtype} of"
+            f" shape {tuple(exclude.shape)}."
+        )
+    flat = exclude.reshape(-1, exclude.shape[-1]).long()
+    if flat.numel() and (int(flat.max()) >= classes or bool(((flat < 0) & (flat != -100)).any())):
+        raise ArgumentError(
+            f"`exclude` ids must be in [0, {classes}) or -100; got {int(flat.min())} to {int(flat.max())}."
+        )
+    return flat
+
+
+def _topk_block(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """topk over (rows, classes) with classes a multiple of 16, through the maxima of strided groups."""
+    rows, classes = scores.shape
+    width = classes // GROUP
+    if width < 4 * k:
+        return scores.topk(k, dim=1)
+    grouped = scores.view(rows, GROUP, width)  # group l: classes l, l + width, ...
+    chosen = grouped.amax(1).topk(k, dim=1, sorted=False).indices  # (rows, k)
+    inside = grouped.gather(2, chosen[:, None, :].expand(rows, GROUP, k)).reshape(rows, GROUP * k)
+    values, position = inside.topk(k, dim=1)
+    group = chosen.gather(1, position % k)
+    return values, position // k * width + group

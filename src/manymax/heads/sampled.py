@@ -1,0 +1,319 @@
+"""The sampled losses from queries and class vectors: one step touches only the drawn rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import embedding_bag
+
+from manymax.errors import ArgumentError, ArgumentTypeError, check_choice
+from manymax.heads.blocks import bags, row_sparse
+from manymax.heads.linear import check_linear, read_head_target
+from manymax.losses.base import MULTILABEL, Target
+from manymax.losses.nce import nce_loss
+from manymax.losses.sampled_softmax import sampled_softmax_loss
+from manymax.ops.checks import working
+from manymax.ops.reduction import REDUCTIONS, reduce
+from manymax.samplers.base import Draw, Sampler
+
+GATHERED = 1 << 19  # floats of class vectors gathered at a time: they stay in cache until they are multiplied
+
+
+class PickedScores(torch.autograd.Function):
+    """<x_n, w_{ids_nj}> for ids (n, k), without keeping the gathered vectors.
+
+    Both gradients are weighted sums of rows, of class vectors for x and of queries for w; that of w has one row for
+    each distinct id, as a sparse tensor if `sparse` is set.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, linear_weight: Tensor, ids: Tensor, sparse: bool) -> Tensor:
+        ctx.save_for_backward(input, linear_weight, ids)
+        ctx.sparse = sparse
+        out = input.new_empty(ids.shape)
+        step = max(1, GATHERED // max(1, ids.shape[1] * input.shape[1]))
+        for start in range(0, ids.shape[0], step):
+            rows = slice(start, start + step)
+            torch.bmm(linear_weight[ids[rows]], input[rows].unsqueeze(2), out=out[rows].unsqueeze(2))
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        input, linear_weight, ids = ctx.saved_tensors
+        grad_input = grad_weight = None
+        if ctx.needs_input_grad[0]:
+            grad_input = embedding_bag(ids, linear_weight, mode="sum", per_sample_weights=grad.contiguous())
+        if ctx.needs_input_grad[1]:
+            order = ids.flatten().int().argsort(stable=True)
+            rows, values = order // ids.shape[1], grad.flatten()[order]
+            grad_weight = _by_class(ids.flatten()[order], rows, values, input, linear_weight.shape, ctx.sparse)
+        return grad_input, grad_weight, None, None
+
+
+def _by_class(classes: Tensor, rows: Tensor, values: Tensor, input: Tensor, shape: torch.Size, sparse: bool) -> Tensor:
+    """sum of value x input[row] for each class; `classes` is sorted."""
+    if not sparse:
+        return bags(classes, rows, values, input, shape[0])
+    touched, position = classes.unique_consecutive(return_inverse=True)
+    product = bags(position, rows, values, input, len(touched))
+    return row_sparse(touched, product, shape)
+
+
+class _SharedRows(torch.autograd.Function):
+    """w[ids] for ids (k,), with a gradient of the touched rows, sparse if asked for."""
+
+    @staticmethod
+    def forward(ctx: Any, linear_weight: Tensor, ids: Tensor, sparse: bool) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.shape, ctx.sparse = linear_weight.shape, sparse
+        return linear_weight[ids]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (ids,) = ctx.saved_tensors
+        if not ctx.sparse:
+            return grad.new_zeros(ctx.shape).index_add_(0, ids, grad), None, None
+        touched, position = ids.unique(return_inverse=True)
+        product = grad.new_zeros(len(touched), grad.shape[1]).index_add_(0, position, grad)
+        return row_sparse(touched, product, ctx.shape), None, None
+
+
+class _Pairs(NamedTuple):
+    """One row per positive: its query's row, its class and its weight."""
+
+    rows: Tensor
+    classes: Tensor
+    weights: Tensor
+
+
+def _pairs(read: Target) -> _Pairs:
+    rows, column = (read.weights != 0).nonzero(as_tuple=True)
+    classes = column if read.ids is None else read.ids[rows, column]
+    return _Pairs(rows, classes, read.weights[rows, column])
+
+
+def _scores(
+    input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, target: Tensor, draw: Draw, sparse: bool
+) -> tuple[Tensor, Tensor]:
+    """Scores of the positives (M,) and of the negatives (M, k)."""
+    if draw.shared:
+        positive = PickedScores.apply(input, linear_weight, target.unsqueeze(1), sparse).squeeze(1)
+        negative = input @ _SharedRows.apply(linear_weight, draw.ids, sparse).T
+    else:
+        both = PickedScores.apply(input, linear_weight, torch.cat([target.unsqueeze(1), draw.ids], 1), sparse)
+        positive, negative = both[:, 0], both[:, 1:]
+    if linear_bias is not None:
+        positive, negative = positive + linear_bias[target], negative + linear_bias[draw.ids]
+    copies = draw.copies(input.shape[0])
+    if copies is not None:  # in-batch: a row's own positive is no draw for it
+        negative = torch.where(copies, -torch.inf, negative)
+    return positive, negative
+
+
+def _log_q(draw: Draw, num_classes: int) -> tuple[Tensor | float, Tensor | float]:
+    """log q of the positives and the negatives; that of a uniform proposal where the sampler knows none."""
+    uniform = -math.log(num_classes)
+    return (
+        uniform if draw.log_q_target is None else draw.log_q_target,
+        uniform if draw.log_q is None else draw.log_q,
+    )
+
+
+def _sampled(
+    loss: Callable[..., Tensor],
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor | Target,
+    sampler: Sampler,
+    num_negatives: int | None,
+    *,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    reduction: str,
+    ignore_index: int,
+    multilabel: str,
+    shared: bool,
+    sparse: bool,
+    generator: torch.Generator | None,
+) -> Tensor:
+    check_linear(input, linear_weight, linear_bias)
+    check_choice("reduction", reduction, REDUCTIONS)
+    check_choice("multilabel", multilabel, MULTILABEL)
+    _check_sampler(sampler, linear_weight.shape[0], target)
+    queries, dtype = working(input)
+    vectors = linear_weight.to(queries.dtype)
+    read = read_head_target(queries, target, weight, ignore_index, multilabel, linear_weight.shape[0])
+    pairs = _pairs(read)
+    flat = queries.reshape(-1, queries.shape[-1])
+    losses = flat.new_zeros(flat.shape[0])
+    with torch.autocast(input.device.type, enabled=False):
+        if len(pairs.rows):
+            chosen = flat[pairs.rows]
+            draw = sampler(
+                num_negatives,
+                target=pairs.classes,
+                input=chosen.detach(),
+                linear_weight=vectors.detach(),
+                linear_bias=None if linear_bias is None else linear_bias.detach(),
+                shared=shared,
+                generator=generator,
+            )
+            bias = None if linear_bias is None else linear_bias.to(queries.dtype)
+            positive, negative = _scores(chosen, vectors, bias, pairs.classes, draw, sparse)
+            losses = losses.index_add(0, pairs.rows, pairs.weights * loss(positive, negative, draw, pairs.classes))
+        else:
+            losses = losses + 0 * (flat.sum() + vectors.sum())  # nothing to learn from: 0, with zero gradients
+    if multilabel == "normalized":
+        total = read.weights.sum(1)
+        losses = losses / torch.where(total > 0, total, 1)
+    value = reduce(losses, read.divisor, reduction)
+    return (value.reshape(input.shape[:-1]) if reduction == "none" else value).to(dtype)
+
+
+def _check_sampler(sampler: object, num_classes: int, target: object) -> None:
+    if not isinstance(sampler, Sampler):
+        raise ArgumentTypeError(f"`sampler` must be one of manymax.samplers; got {type(sampler).__name__}.")
+    if sampler.num_classes != num_classes:
+        raise ArgumentError(f"`sampler` draws from {sampler.num_classes} classes, `linear_weight` has {num_classes}.")
+    if isinstance(target, Tensor) and target.is_floating_point():
+        raise ArgumentTypeError("`target` of a sampled head must be ids or bool rows: it needs one draw per positive.")
+
+
+def linear_sampled_softmax_loss(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor | Target,
+    sampler: Sampler,
+    num_negatives: int | None = 100,
+    *,
+    correction: str = "logq",
+    hit_policy: str | None = None,
+    debias: str | None = None,
+    shared: bool = False,
+    sparse: bool = False,
+    generator: torch.Generator | None = None,
+    linear_bias: Tensor | None = None,
+    weight: Tensor | None = None,
+    reduction: str = "mean",
+    ignore_index: int = -100,
+    multilabel: str = "sum",
+) -> Tensor:
+    """`sampled_softmax_loss` of queries and class vectors, with negatives from a sampler.
+
+    Args:
+        input: (..., d) queries.
+        linear_weight: (C, d) class vectors.
+        target: ids, padded ids, bool rows or a grouped target; every positive draws its own negatives.
+        sampler: one of `manymax.samplers`. Where it knows no log q (dns) a uniform one stands in, which cancels for
+            `correction="logq"`.
+        num_negatives: k.
+        correction, hit_policy, debias: as in `sampled_softmax_loss`.
+        shared: one draw of k negatives for all rows: a matmul instead of a gather.
+        sparse: give `linear_weight` a gradient of the touched rows only.
+        generator: of the draws.
+        linear_bias, weight, reduction, ignore_index, multilabel: as in `linear_softmax_loss`.
+
+    Returns:
+        A scalar, or (...) for `reduction="none"`.
+
+    Example:
+        >>> import torch, manymax
+        >>> sampler = manymax.samplers.UniformSampler(1000)
+        >>> input, vectors = torch.zeros(4, 8), torch.zeros(1000, 8)
+        >>> manymax.linear_sampled_softmax_loss(input, vectors, torch.arange(4), sampler, 9)
+        tensor(2.3026)
+    """
+
+    def loss(positive: Tensor, negative: Tensor, draw: Draw, classes: Tensor) -> Tensor:
+        if correction == "partition" and draw.log_q is None:
+            raise ArgumentError(f"`correction='partition'` needs log q, which this sampler does not know: {draw.note}.")
+        log_q_positive, log_q_negative = _log_q(draw, linear_weight.shape[0])
+        return sampled_softmax_loss(
+            positive,
+            negative,
+            log_q_positive=log_q_positive,
+            log_q_negative=log_q_negative,
+            hits=draw.hits(classes),
+            correction=correction,
+            hit_policy=hit_policy,
+            debias=debias,
+            reduction="none",
+        )
+
+    return _sampled(
+        loss,
+        input,
+        linear_weight,
+        target,
+        sampler,
+        num_negatives,
+        linear_bias=linear_bias,
+        weight=weight,
+        reduction=reduction,
+        ignore_index=ignore_index,
+        multilabel=multilabel,
+        shared=shared,
+        sparse=sparse,
+        generator=generator,
+    )
+
+
+def linear_nce_loss(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor | Target,
+    sampler: Sampler,
+    num_negatives: int | None = 100,
+    *,
+    log_z: float | Tensor = 0.0,
+    hit_policy: str = "keep",
+    shared: bool = False,
+    sparse: bool = False,
+    generator: torch.Generator | None = None,
+    linear_bias: Tensor | None = None,
+    weight: Tensor | None = None,
+    reduction: str = "mean",
+    ignore_index: int = -100,
+    multilabel: str = "sum",
+) -> Tensor:
+    """`nce_loss` of queries and class vectors, with noise from a sampler.
+
+    `log_z` and `hit_policy` as in `nce_loss`, other arguments as in `linear_sampled_softmax_loss`.
+    """
+
+    def loss(positive: Tensor, negative: Tensor, draw: Draw, classes: Tensor) -> Tensor:
+        log_q_positive, log_q_negative = _log_q(draw, linear_weight.shape[0])
+        return nce_loss(
+            positive,
+            negative,
+            log_q_positive=log_q_positive,
+            log_q_negative=log_q_negative,
+            hits=draw.hits(classes),
+            hit_policy=hit_policy,
+            log_z=log_z,
+            reduction="none",
+        )
+
+    return _sampled(
+        loss,
+        input,
+        linear_weight,
+        target,
+        sampler,
+        num_negatives,
+        linear_bias=linear_bias,
+        weight=weight,
+        reduction=reduction,
+        ignore_index=ignore_index,
+        multilabel=multilabel,
+        shared=shared,
+        sparse=sparse,
+        generator=generator,
+    )
