@@ -227,6 +227,21 @@ def test_objective_never_rises_in_float32(variant: dict[str, Any]) -> None:
     assert all(after <= before + 1e-5 * abs(before) for before, after in itertools.pairwise(values))
 
 
+@pytest.mark.parametrize("ridge", [1e-3, 1e-6, 1e-12])
+@pytest.mark.parametrize("dim", [2, 12])
+def test_tiny_ridge_in_float32(variant: dict[str, Any], ridge: float, dim: int) -> None:
+    """More dimensions than items leave directions without data: rounding noise must not be divided by the ridge."""
+    keywords = variant | {"ridge": ridge, "user_ridge": ridge, "item_ridge": ridge, "dtype": torch.float32}
+    model = build(size=(NUM_USERS, NUM_ITEMS, dim), **keywords)
+    model.observe(*interactions())
+    values = [model.objective()]
+    for _ in range(8):
+        for update in (model.update_users, model.update_items):
+            update()
+            values.append(model.objective())
+    assert all(after <= before + 1e-5 * abs(before) for before, after in itertools.pairwise(values))
+
+
 def test_float32_follows_float64(variant: dict[str, Any]) -> None:
     single, double = build(dtype=torch.float32, **variant), build(**variant)
     single.load_state_dict(double.state_dict())

@@ -13,14 +13,14 @@ exactly. Both are many small systems of one form; for row r with neighbours z_i 
     M_r x_r = (1 + a) sum_i v_ri z_i - w_r g,    M_r = w_r A + a sum_i v_ri z_i z_i^T + ridge_r I
 
     users   w_u = n_u     A = Cov(q)                    g = mean(q)
-    items   w_j = pi_j    A = sum_u n_u p_u p_u^T       g = sum_u n_u p_u - A mean(q)
+    items   w_j = pi_j    A = sum_u n_u p_u p_u^T       g = sum_u n_u p_u - t,  t = A mean(q)
 
-For a = 0 all rows share the eigenvectors of A. The items are coupled through their own new mean, which solves one
-system of size dim,
+For a = 0 all rows share the eigenvectors of A. The items are coupled through their own new mean. With b_j the
+right-hand side at t = 0 and N_j = M_j - pi_j A, eliminating the items leaves one system of size dim,
 
-    [sum_j pi_j M_j^-1 (M_j - pi_j A)] mean(q) = sum_j pi_j M_j^-1 [(1 + a) sum_u v_uj p_u - pi_j sum_u n_u p_u]
+    [sum_j pi_j N_j M_j^-1] t = sum_j b_j - sum_j N_j M_j^-1 b_j,    sum_j b_j = a sum_u n_u p_u
 
-and vanishes for a = 0, uniform pi and equal ridges: then one matrix serves all items.
+in this form well conditioned for any ridge. For a = 0, uniform pi and equal ridges t = 0: one matrix for all items.
 
 References: Pu et al., "Is Softmax Loss all you need?" (the RG loss); Pu et al., ICML 2024 (RG^2, its uncentred
 relative, by ALS); Rendle et al., RecSys 2022 (the frequency-scaled ridge).
@@ -120,9 +120,8 @@ class RGFactorization(nn.Module):
         for name, size in (("user_vectors", num_users), ("item_vectors", num_items)):
             noise = torch.randn(size, dim, dtype=dtype, generator=generator, device=device)
             self.register_buffer(name, init_std * noise)
-        self.register_buffer(
-            "prior", None if prior is None else (_check_prior(prior, num_items) / prior.sum()).to(dtype)
-        )
+        weights = None if prior is None else _check_prior(prior, num_items)
+        self.register_buffer("prior", None if weights is None else (weights / weights.sum()).to(dtype))
         self._by_user: _Rows | None = None
         self._by_item: _Rows | None = None
 
@@ -187,7 +186,9 @@ class RGFactorization(nn.Module):
             # One matrix for all items, and their new mean is zero.
             self._systems(by_item, self.user_vectors, base[:1], ridge[:1], second).solve(first, self.item_vectors)
         else:
-            self._systems(by_item, self.user_vectors, base, ridge, second).solve_coupled(first, self.item_vectors)
+            self._systems(by_item, self.user_vectors, base, ridge, second).solve_coupled(
+                first, self.positive_weight * first, self.item_vectors
+            )
 
     @torch.no_grad()
     def objective(self) -> float:
@@ -277,13 +278,17 @@ class RGFactorization(nn.Module):
         by_user, _ = self._observed()
         size = _count_new("num_items", num_items, users if items is None else items, axis=1)
         pairs = _read_pairs(users, items, values, (self.num_users, size), like=self.user_vectors)
-        dtype, base = self.user_vectors.dtype, self._enlarged_base(prior, size)
-        rows = _Rows(pairs.transposed(), size, dtype)
-        total = by_user.total + _Rows(pairs, self.num_users, dtype).total
+        rows, new = (
+            _Rows(pairs.transposed(), size, self.user_vectors.dtype),
+            _Rows(pairs, self.num_users, self.user_vectors.dtype),
+        )
+        base, total = self._enlarged_base(prior, size), by_user.total + new.total
         first, second = _weighted_sum(self.user_vectors, total), _gram(self.user_vectors, total)
+        rest = 1 - float(base.sum())
+        sums = (1 + self.positive_weight) * _weighted_sum(self.user_vectors, new.total) - (1 - rest) * first  # of b_j
         systems = self._systems(rows, self.user_vectors, base, self._ridge(self.item_ridge, rows), second)
         out = self.item_vectors.new_empty(size, self.dim)
-        return systems.solve_coupled(first, out, rest=1 - float(base.sum()), rest_mean=self._item_mean())
+        return systems.solve_coupled(first, rest * second @ self._item_mean() + sums, out, rest)
 
     def _observed(self) -> tuple[_Rows, _Rows]:
         if self._by_user is None or self._by_item is None:
@@ -437,37 +442,43 @@ class _Systems:
         self, rows: _Rows, vectors: Tensor, weight: Tensor, ridge: Tensor, matrix: Tensor, positive_weight: float
     ) -> None:
         spectrum, basis = torch.linalg.eigh(matrix)
-        self.spectrum = spectrum.clamp(min=0).to(vectors.dtype)  # rounding can leave -1e-17 for 0
+        # Below the resolution of the vectors' type an eigenvalue is noise, and so is the right-hand side along its
+        # eigenvector: divided by a tiny ridge alone it would swamp the solution.
+        floor = spectrum[-1] * torch.finfo(vectors.dtype).eps
+        self.null = spectrum <= floor  # (dim,)
+        self.spectrum = spectrum.clamp(min=floor).to(vectors.dtype)
         self.basis = basis.to(vectors.dtype)
         self.rows, self.vectors, self.positive_weight = rows, vectors, positive_weight
         self.weight, self.ridge = weight[:, None], ridge[:, None]
 
     def solve(self, shift: Tensor, out: Tensor) -> Tensor:
         """Write x_r for g = shift into `out`, (R, dim), and return it."""
-        shift = shift.to(self.basis) @ self.basis
+        shift = self._rotated(shift)
         for block, factor, sums in self._blocks():
             out[block] = factor.solve(sums.addcmul_(_part(self.weight, block), shift, value=-1)) @ self.basis.T
         return out
 
-    def solve_coupled(self, first: Tensor, out: Tensor, rest: float = 0.0, rest_mean: Tensor | None = None) -> Tensor:
-        """Write x_r for g = first - A mean into `out`, (R, dim), and return it; mean is the new mean(q) itself.
+    def solve_coupled(self, first: Tensor, start: Tensor, out: Tensor, rest: float = 0.0) -> Tensor:
+        """Write x_r for g = first - t into `out`, (R, dim), and return it; t is found on the way.
 
-        `rest` is the share of pi that belongs to items outside of these systems, `rest_mean` their fixed mean.
+        `rest` is the share of pi outside of these systems; `start` is rest A mean_rest(q) + sum_j b_j.
         """
-        basis = self.basis.double()
-        left = torch.diag(torch.full_like(first, rest))
-        right = torch.zeros_like(first) if rest_mean is None else rest * rest_mean @ basis
-        first = (first @ basis).to(self.basis)
+        left, right = torch.diag(torch.full_like(first, rest)), self._rotated(start).double()
+        first = self._rotated(first)
         for block, factor, sums in self._blocks():
-            weight = _part(self.weight, block)
+            weight, ridge = _part(self.weight, block), _part(self.ridge, block)
             solved = factor.solve(sums.addcmul_(weight, first, value=-1))
             out[block] = solved @ self.basis.T
-            left += factor.remainder(weight, _part(self.ridge, block))
-            right += (weight.T @ solved)[0]
-        pull = self.spectrum * torch.linalg.solve(left, right).to(self.basis)  # A mean
+            left += factor.coupling(weight, ridge)
+            right -= factor.remainder(solved, ridge)
+        left[self.null], right[self.null] = torch.eye(len(first)).to(left)[self.null], 0  # t = A mean(q) is zero there
+        pull = torch.linalg.solve(left, right).to(self.basis)  # t
         for block, factor, _ in self._blocks(sums=False):
             out[block] += factor.solve(_part(self.weight, block) * pull) @ self.basis.T
         return out
+
+    def _rotated(self, vector: Tensor) -> Tensor:
+        return vector.to(self.basis) @ self.basis
 
     def _blocks(self, sums: bool = True) -> Iterator[tuple[slice | Tensor, _Factor, Tensor]]:
         """(block of rows, its factorised M_r, (1 + a) sum_i v_ri z_i), the latter two in the eigenvectors of A.
@@ -485,23 +496,29 @@ class _Systems:
             near, values = self.rows.neighbours(rows, vectors)
             total = (1 + self.positive_weight) * (values[:, None] @ near)[:, 0]
             near *= (self.positive_weight * values).sqrt()[..., None]
-            factor = _ShortRows if near.shape[1] < dim else _LongRows
-            yield rows, factor(self._diagonal(rows), near), total
+            yield rows, _factorise(self._diagonal(rows), near), total
 
     def _diagonal(self, block: slice | Tensor) -> Tensor:
         return (_part(self.weight, block) * self.spectrum).add_(_part(self.ridge, block))
 
 
 class _Factor(ABC):
-    """M_r = D_r + Z_r^T Z_r for a block of rows, factorised; D (R', dim) holds diagonals, D = w E + ridge."""
+    """M_r = D_r + Z_r^T Z_r for a block of rows, factorised; D (R', dim) holds the diagonals w_r E + ridge_r.
+
+    N_r = M_r - w_r diag(E) = ridge_r I + Z_r^T Z_r; weight and ridge are (R', 1).
+    """
 
     @abstractmethod
     def solve(self, right: Tensor) -> Tensor:
         """M_r^-1 right_r, (R', dim)."""
 
     @abstractmethod
-    def remainder(self, weight: Tensor, ridge: Tensor) -> Tensor:
-        """sum_r w_r M_r^-1 (M_r - w_r diag(E)), (dim, dim) float64; weight and ridge are (R', 1)."""
+    def coupling(self, weight: Tensor, ridge: Tensor) -> Tensor:
+        """sum_r w_r N_r M_r^-1, (dim, dim) float64."""
+
+    @abstractmethod
+    def remainder(self, solved: Tensor, ridge: Tensor) -> Tensor:
+        """sum_r N_r solved_r, (dim,) float64."""
 
 
 class _Diagonal(_Factor):
@@ -513,8 +530,11 @@ class _Diagonal(_Factor):
     def solve(self, right: Tensor) -> Tensor:
         return right.div_(self.diagonal)
 
-    def remainder(self, weight: Tensor, ridge: Tensor) -> Tensor:
-        return torch.diag((weight * ridge / self.diagonal).sum(0, dtype=torch.float64))
+    def coupling(self, weight: Tensor, ridge: Tensor) -> Tensor:
+        return torch.diag(((weight * ridge).T @ self.diagonal.reciprocal())[0].double())
+
+    def remainder(self, solved: Tensor, ridge: Tensor) -> Tensor:
+        return (ridge.T @ solved)[0].double()
 
 
 class _ShortRows(_Factor):
@@ -527,35 +547,53 @@ class _ShortRows(_Factor):
         self.half = torch.linalg.solve_triangular(_cholesky(inner), near, upper=False)  # T, (R', L, dim)
 
     def solve(self, right: Tensor) -> Tensor:
-        solved = self._solve_once(right)
+        exact = right.to(self.diagonal)
+        solved = self._solve_once(exact)
         # The difference in M^-1 cancels where Z dominates D; one refinement restores the accuracy.
-        return solved + self._solve_once(right - self.diagonal * solved - _gram_times(self.near, solved))
+        solved += self._solve_once(exact - self.diagonal * solved - _gram_times(self.near, solved))
+        return solved.to(right)
 
     def _solve_once(self, right: Tensor) -> Tensor:
         scaled = right / self.diagonal
         return scaled - _gram_times(self.half, scaled) / self.diagonal
 
-    def remainder(self, weight: Tensor, ridge: Tensor) -> Tensor:
-        # ridge D^-1 + D^-1 T^T T (I - ridge D^-1), free of cancellation
+    def coupling(self, weight: Tensor, ridge: Tensor) -> Tensor:
+        # N M^-1 = ridge D^-1 + (I - ridge D^-1) T^T T D^-1, free of cancellation
         share = ridge / self.diagonal
-        left = self.half * (weight / self.diagonal)[:, None]
-        right = self.half * (1 - share)[:, None]
-        return torch.diag((weight * share).sum(0)).double() + (left.flatten(0, 1).T @ right.flatten(0, 1)).double()
+        left = self.half * (1 - share)[:, None]
+        right = self.half * (weight / self.diagonal)[:, None]
+        return (
+            torch.diag((weight.to(share).T @ share)[0]).double() + (left.flatten(0, 1).T @ right.flatten(0, 1)).double()
+        )
+
+    def remainder(self, solved: Tensor, ridge: Tensor) -> Tensor:
+        return (ridge * solved + _gram_times(self.near, solved.to(self.near))).sum(0).double()
 
 
 class _LongRows(_Factor):
     """Rows of at least dim entries: the Cholesky factor of M itself."""
 
     def __init__(self, diagonal: Tensor, near: Tensor) -> None:
-        self.own = near.mT @ near
-        self.factor = _cholesky(self.own + torch.diag_embed(diagonal))
+        self.gram = near.mT @ near
+        self.factor = _cholesky(self.gram + torch.diag_embed(diagonal))
 
     def solve(self, right: Tensor) -> Tensor:
-        return torch.cholesky_solve(right[..., None], self.factor)[..., 0]
+        return torch.cholesky_solve(right.to(self.factor)[..., None], self.factor)[..., 0].to(right)
 
-    def remainder(self, weight: Tensor, ridge: Tensor) -> Tensor:
-        own = self.own + torch.diag_embed(ridge.expand(-1, self.own.shape[-1]))
-        return (weight[..., None] * torch.cholesky_solve(own, self.factor)).sum(0).double()
+    def coupling(self, weight: Tensor, ridge: Tensor) -> Tensor:
+        own = self.gram + torch.diag_embed(ridge.expand(-1, self.gram.shape[-1]))
+        return (weight[..., None] * torch.cholesky_solve(own, self.factor)).sum(0).T.double()
+
+    def remainder(self, solved: Tensor, ridge: Tensor) -> Tensor:
+        return (ridge * solved + (self.gram @ solved.to(self.gram)[..., None])[..., 0]).sum(0).double()
+
+
+def _factorise(diagonal: Tensor, near: Tensor) -> _Factor:
+    """M_r for D (R', dim) and Z (R', L, dim), in float64 where float32 has too few digits for Z next to D."""
+    spread = near.square().sum((1, 2)) / diagonal.amin(1)
+    if float(spread.max()) * torch.finfo(near.dtype).eps > 1e-4:
+        diagonal, near = diagonal.double(), near.double()
+    return _ShortRows(diagonal, near) if near.shape[1] < near.shape[2] else _LongRows(diagonal, near)
 
 
 def _part(column: Tensor, block: slice | Tensor) -> Tensor:
