@@ -65,6 +65,7 @@ class RGFactorization(nn.Module):
         ridge: weight of the squared norms, positive.
         user_ridge, item_ridge: the same for one side; None takes `ridge`.
         ridge_power: row r's ridge is multiplied by n_r ** ridge_power, n_r the sum of its interactions (1 if none).
+            At 1 one value of `ridge` suits data of any size; at 0 all items share one matrix and a sweep is fastest.
         positive_weight: weight a of the term that draws x_ui of the interactions to 1.
         prior: (num_items,) positive weights, normalised to pi; None is uniform, the plain RG loss.
         init_std: standard deviation of the first vectors.
@@ -180,22 +181,21 @@ class RGFactorization(nn.Module):
     def update_items(self) -> None:
         """The item half-step: minimise the objective over all item vectors, in place."""
         by_user, by_item = self._observed()
-        first, second = _weighted_sum(self.user_vectors, by_user.total), _gram(self.user_vectors, by_user.total)
+        first, second = self._user_moments(by_user.total)
         base, ridge = self._base(), self._ridge(self.item_ridge, by_item)
-        if self.positive_weight == 0 and self.prior is None and self.ridge_power == 0:
-            # One matrix for all items, and their new mean is zero.
-            self._systems(by_item, self.user_vectors, base[:1], ridge[:1], second).solve(first, self.item_vectors)
+        if self.positive_weight == 0 and self.prior is None and self.ridge_power == 0:  # one matrix, and t = 0
+            systems = self._systems(by_item, self.user_vectors, base[:1], ridge[:1], second)
+            systems.solve(first, self.item_vectors)
         else:
-            self._systems(by_item, self.user_vectors, base, ridge, second).solve_coupled(
-                first, self.positive_weight * first, self.item_vectors
-            )
+            systems = self._systems(by_item, self.user_vectors, base, ridge, second)
+            systems.solve_coupled(first, self.positive_weight * first, self.item_vectors)
 
     @torch.no_grad()
     def objective(self) -> float:
         """The objective of this module's docstring at the present vectors, summed in float64."""
         by_user, by_item = self._observed()
         mean = self._item_mean()
-        first, second = _weighted_sum(self.user_vectors, by_user.total), _gram(self.user_vectors, by_user.total)
+        first, second = self._user_moments(by_user.total)
         rg = first @ mean + (second * _gram(self.item_vectors, self._base(), mean)).sum() / 2
         rg -= self._linear_term(by_user, by_item)
         user_norms = _weighted_sum(self.user_vectors.square(), self._ridge(self.user_ridge, by_user)).sum()
@@ -278,14 +278,11 @@ class RGFactorization(nn.Module):
         by_user, _ = self._observed()
         size = _count_new("num_items", num_items, users if items is None else items, axis=1)
         pairs = _read_pairs(users, items, values, (self.num_users, size), like=self.user_vectors)
-        rows, new = (
-            _Rows(pairs.transposed(), size, self.user_vectors.dtype),
-            _Rows(pairs, self.num_users, self.user_vectors.dtype),
-        )
-        base, total = self._enlarged_base(prior, size), by_user.total + new.total
-        first, second = _weighted_sum(self.user_vectors, total), _gram(self.user_vectors, total)
+        rows, base = _Rows(pairs.transposed(), size, self.user_vectors.dtype), self._enlarged_base(prior, size)
+        new = torch.bincount(pairs.rows, pairs.values, minlength=self.num_users).to(self.user_vectors)
+        first, second = self._user_moments(by_user.total + new)
         rest = 1 - float(base.sum())
-        sums = (1 + self.positive_weight) * _weighted_sum(self.user_vectors, new.total) - (1 - rest) * first  # of b_j
+        sums = (1 + self.positive_weight) * _weighted_sum(self.user_vectors, new) - (1 - rest) * first  # of b_j
         systems = self._systems(rows, self.user_vectors, base, self._ridge(self.item_ridge, rows), second)
         out = self.item_vectors.new_empty(size, self.dim)
         return systems.solve_coupled(first, rest * second @ self._item_mean() + sums, out, rest)
@@ -316,6 +313,10 @@ class RGFactorization(nn.Module):
     def _item_mean(self) -> Tensor:
         """mean(q) over pi, (dim,) float64."""
         return _weighted_sum(self.item_vectors, self._base())
+
+    def _user_moments(self, total: Tensor) -> tuple[Tensor, Tensor]:
+        """sum_u n_u p_u, (dim,), and sum_u n_u p_u p_u^T, (dim, dim), float64."""
+        return _weighted_sum(self.user_vectors, total), _gram(self.user_vectors, total)
 
     def _ridge(self, ridge: float, rows: _Rows) -> Tensor:
         """The ridge of each row, (R,)."""
@@ -471,7 +472,8 @@ class _Systems:
             out[block] = solved @ self.basis.T
             left += factor.coupling(weight, ridge)
             right -= factor.remainder(solved, ridge)
-        left[self.null], right[self.null] = torch.eye(len(first)).to(left)[self.null], 0  # t = A mean(q) is zero there
+        left[self.null] = torch.eye(len(first)).to(left)[self.null]
+        right[self.null] = 0  # where A is zero, so is t = A mean(q)
         pull = torch.linalg.solve(left, right).to(self.basis)  # t
         for block, factor, _ in self._blocks(sums=False):
             out[block] += factor.solve(_part(self.weight, block) * pull) @ self.basis.T
