@@ -1,0 +1,100 @@
+"""Taylor-softmax for several even orders: values, and what it does not keep."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from manymax import ArgumentError, TaylorSoftmaxLoss, softmax, taylor_softmax, taylor_softmax_loss
+from tests import reference
+from tests.exact import INF, normal
+
+ORDERS = [2, 4, 6, 8, 10, 12]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 1e-5)])
+@settings(max_examples=25)
+@given(
+    values=st.lists(st.floats(-10, 10, width=32) | st.just(-INF), min_size=1, max_size=6),
+    target=st.integers(0, 5),
+    alive=st.floats(-10, 10, width=32),
+)
+def test_fifty_digits(
+    order: int, dtype: torch.dtype, tolerance: float, values: list[float], target: int, alive: float
+) -> None:
+    label = target % len(values)
+    values[label] = alive
+    scores = torch.tensor([values], dtype=dtype, requires_grad=True)
+    loss = taylor_softmax_loss(scores, torch.tensor([label]), order=order)
+    (grad,) = torch.autograd.grad(loss, scores)
+    close: dict[str, Any] = {"rtol": tolerance, "atol": tolerance}
+    probs = reference.as_tensor(reference.taylor_softmax(values, order))
+    torch.testing.assert_close(taylor_softmax(scores, order)[0].double(), probs, **close)
+    value = reference.as_tensor(reference.taylor_loss(values, label, order))
+    torch.testing.assert_close(loss.double(), value, **close)
+    slope = reference.as_tensor(reference.taylor_gradient(values, label, order))
+    torch.testing.assert_close(grad[0].double(), slope, **close)
+
+
+@pytest.mark.parametrize("order", [2, 4])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("num_classes", [3, 600])
+def test_large_scores(order: int, dtype: torch.dtype, tolerance: float, num_classes: int) -> None:
+    rows = torch.stack([normal(num_classes, scale=s) for s in (1e-3, 30.0, 1.0, 1.0)]).to(dtype)
+    rows[2] += 1e4
+    rows[3] -= 1e4
+    target = torch.tensor([0, 1, 2, 0])
+    pairs = list(zip(rows.tolist(), target.tolist(), strict=True))
+    probs = reference.as_tensor([reference.taylor_softmax(row, order) for row, _ in pairs])
+    values = reference.as_tensor([reference.taylor_loss(row, y, order) for row, y in pairs])
+    loss = taylor_softmax_loss(rows, target, order=order, reduction="none")
+    torch.testing.assert_close(taylor_softmax(rows, order).double(), probs, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(loss.double(), values, rtol=tolerance, atol=tolerance)
+
+
+def test_it_tends_to_softmax_as_the_order_grows() -> None:
+    scores = normal(5, 4)
+    gaps = [(taylor_softmax(scores, order) - softmax(scores)).abs().max().item() for order in ORDERS]
+    assert gaps == sorted(gaps, reverse=True)
+    assert gaps[-1] < 1e-5
+
+
+def test_it_turns_the_order_of_scores_below_minus_one() -> None:
+    probs = taylor_softmax(torch.tensor([-3.0, -1.0], dtype=torch.float64))
+    torch.testing.assert_close(probs, torch.tensor([2.5, 0.5], dtype=torch.float64) / 3)
+
+
+def test_the_loss_is_not_convex() -> None:
+    """The smallest eigenvalue of the Hessian is close to -2, at a label score of -1 among large ones."""
+    scores = torch.tensor([-1.0, 30.0], dtype=torch.float64)
+    hessian = torch.func.jacrev(torch.func.grad(lambda s: taylor_softmax_loss(s, torch.tensor(0))))(scores)
+    assert -2.05 < torch.linalg.eigvalsh(hessian)[0] < -1.95
+
+
+@pytest.mark.parametrize("order", [0, 1, 3, -2, 2.0, "2", True, None])
+def test_orders_that_cannot_be_used(order: Any) -> None:
+    for call in (
+        lambda: taylor_softmax(normal(2, 3), order),
+        lambda: taylor_softmax_loss(normal(2, 3), torch.tensor([0, 1]), order=order),
+        lambda: TaylorSoftmaxLoss(order),
+    ):
+        with pytest.raises(ArgumentError, match="`order` must be an even integer.*got"):
+            call()
+
+
+def test_an_overflow_is_an_error_and_not_an_infinity() -> None:
+    scores = torch.tensor([[1e30, 0.0]])
+    with pytest.raises(ArgumentError, match="`scores` are too large for `order` 2"):
+        taylor_softmax(scores)
+    with pytest.raises(ArgumentError, match="`scores` are too large for `order` 2"):
+        taylor_softmax_loss(scores, torch.tensor([0]))
+    assert taylor_softmax(scores.double()).isfinite().all()
+
+
+def test_the_module_tells_its_order() -> None:
+    assert "order=4" in repr(TaylorSoftmaxLoss(4))
