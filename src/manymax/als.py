@@ -540,13 +540,13 @@ class _Diagonal(_Factor):
 
 
 class _ShortRows(_Factor):
-    """Rows of fewer entries than dim: M^-1 = D^-1 - D^-1 T^T T D^-1 with T = C^-1 Z, C C^T = I + Z D^-1 Z^T."""
+    """Rows of fewer entries than dim: M^-1 = D^-1 - D^-1 Z^T K^-1 Z D^-1 with K = I + Z D^-1 Z^T."""
 
     def __init__(self, diagonal: Tensor, near: Tensor) -> None:
         self.diagonal, self.near = diagonal, near
         inner = (near / diagonal[:, None]) @ near.mT
         inner.diagonal(dim1=-2, dim2=-1).add_(1)
-        self.half = torch.linalg.solve_triangular(_cholesky(inner), near, upper=False)  # T, (R', L, dim)
+        self.factor = _cholesky(inner)  # of K, (R', L, L)
 
     def solve(self, right: Tensor) -> Tensor:
         exact = right.to(self.diagonal)
@@ -556,17 +556,17 @@ class _ShortRows(_Factor):
         return solved.to(right)
 
     def _solve_once(self, right: Tensor) -> Tensor:
-        scaled = right / self.diagonal
-        return scaled - _gram_times(self.half, scaled) / self.diagonal
+        inner = (right / self.diagonal)[:, None] @ self.near.mT  # (R', 1, L)
+        inner = torch.cholesky_solve(inner.mT, self.factor).mT
+        return (right - (inner @ self.near)[:, 0]) / self.diagonal
 
     def coupling(self, weight: Tensor, ridge: Tensor) -> Tensor:
-        # N M^-1 = ridge D^-1 + (I - ridge D^-1) T^T T D^-1, free of cancellation
+        # N M^-1 = ridge D^-1 + (I - ridge D^-1) Z^T K^-1 Z D^-1, free of cancellation
         share = ridge / self.diagonal
-        left = self.half * (1 - share)[:, None]
-        right = self.half * (weight / self.diagonal)[:, None]
-        return (
-            torch.diag((weight.to(share).T @ share)[0]).double() + (left.flatten(0, 1).T @ right.flatten(0, 1)).double()
-        )
+        half = torch.linalg.solve_triangular(self.factor, self.near, upper=False)  # (R', L, dim)
+        left, right = half * (1 - share)[:, None], half * (weight / self.diagonal)[:, None]
+        low_rank = left.flatten(0, 1).T @ right.flatten(0, 1)
+        return (torch.diag((weight * share).sum(0)) + low_rank).double()
 
     def remainder(self, solved: Tensor, ridge: Tensor) -> Tensor:
         return (ridge * solved + _gram_times(self.near, solved.to(self.near))).sum(0).double()
@@ -587,7 +587,7 @@ class _LongRows(_Factor):
         return (weight[..., None] * torch.cholesky_solve(own, self.factor)).sum(0).T.double()
 
     def remainder(self, solved: Tensor, ridge: Tensor) -> Tensor:
-        return (ridge * solved + (self.gram @ solved.to(self.gram)[..., None])[..., 0]).sum(0).double()
+        return (ridge * solved + (solved.to(self.gram)[:, None] @ self.gram)[:, 0]).sum(0).double()
 
 
 def _factorise(diagonal: Tensor, near: Tensor) -> _Factor:
@@ -611,7 +611,7 @@ def _cholesky(matrices: Tensor) -> Tensor:
 
 def _gram_times(rows: Tensor, vectors: Tensor) -> Tensor:
     """rows_r^T rows_r vector_r for (R', L, dim) and (R', dim), (R', dim)."""
-    return (rows.mT @ (rows @ vectors[..., None]))[..., 0]
+    return (vectors[:, None] @ rows.mT @ rows)[:, 0]  # three times faster than with columns
 
 
 def _weighted_sum(vectors: Tensor, weight: Tensor) -> Tensor:
