@@ -7,6 +7,7 @@ medians of interleaved runs.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import json
 import os
@@ -45,13 +46,14 @@ def peak_mb(run: Callable[[], object]) -> float | None:
     """Peak of the process above what it holds now, in MB, while `run` runs; None where the system does not tell."""
     try:
         gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)  # what was freed goes back to the system and counts again when it is used
         before = _status("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
         kept = run()
         peak = (_status("VmHWM") - before) / 1024
         del kept
         return peak
-    except OSError:
+    except (OSError, AttributeError):
         return None
 
 

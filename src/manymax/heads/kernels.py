@@ -95,7 +95,7 @@ def _entries(
     """coefficient (total p - t) of the rows `few` as entries; dense where smoothing or rows fill t."""
     local, column = columns.nonzero(as_tuple=True)
     rows = few[local]
-    classes = found.classes(column, rows, block.scores.shape[1])
+    classes = found.ids[rows, column]
     values = (probs[rows, column] * target.row_coefficient[rows]).to(block.scores.dtype)
     if target.ids is None or target.share is not None:
         table = torch.zeros(len(few), block.scores.shape[1], dtype=values.dtype, device=values.device)
@@ -167,8 +167,7 @@ def rankmax_kernel() -> Kernel:
         if (cuts == -torch.inf).any():
             raise ArgumentError("`target` names a class whose score is -inf: a masked class cannot be a positive.")
         lowest = cuts.amin(1, keepdim=True)
-        width = scores.shape[1] // simplex.GROUP
-        found = simplex.pick_groups(scores, heads, lowest, (heads[:, :width] > lowest).sum(1))
+        found = simplex.collect(scores, heads, lowest, lowest)
         wide = (~found.good).nonzero().squeeze(1)
         few = found.good.nonzero().squeeze(1)
         result = Result(scores.new_zeros(scores.shape[0]))
@@ -213,7 +212,7 @@ def _rankmax_few(
         share = target.coefficient[few].double() * weight / total
         rows = few[local]
         size = torch.bincount(local, minlength=len(few))
-        entries.append((rows, found.classes(column, rows, block.scores.shape[1]), share[local]))
+        entries.append((rows, found.ids[rows, column], share[local]))
         entries.append((few, target.ids[few, p], -share * size))  # type: ignore[index]
     if target.coefficient is None:
         return None, losses.to(block.scores.dtype)

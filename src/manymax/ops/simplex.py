@@ -146,43 +146,26 @@ def _finish(d: Tensor, level: Tensor, alpha: Order, beta: Order) -> tuple[Tensor
 
 
 class Candidates(NamedTuple):
-    """A superset of the support of each row.
+    """A superset of the classes above a cut, for each row.
 
-    maximum: (rows, 1) row maxima.
-    groups: (rows, k) the groups that can hold a class of the support; group l holds l, l + width, ...
-    scores: (rows, 16 k + tail) the scores of their classes, then those of the classes in no group.
-    good: (rows,) whether the row has few enough open groups; otherwise the other fields are cut short.
+    maximum: (rows, 1) row maxima. scores, ids: (rows, K) of the candidates. good: (rows,) whether the row has few
+    enough of them; where it has not, they are cut short.
     """
 
     maximum: Tensor
-    groups: Tensor
     scores: Tensor
+    ids: Tensor
     good: Tensor
-
-    def classes(self, columns: Tensor, rows: Tensor, num_classes: int) -> Tensor:
-        """The class of each (row, column) of `scores`."""
-        k, width = self.groups.shape[1], num_classes // GROUP
-        grouped = columns < GROUP * k
-        inside = torch.where(grouped, columns, 0)
-        # with k = 0 there is no group to look up, and no column that would
-        chosen = self.groups[rows, inside % max(k, 1)] if k else inside
-        return torch.where(grouped, inside // max(k, 1) * width + chosen, GROUP * width + columns - GROUP * k)
 
 
 def candidates(scores: Tensor, beta: float) -> Candidates:
-    """Bound the threshold of each row of (rows, classes) by group maxima and collect what can be above it.
-
-    A row whose support may reach into more than an eighth of the groups is not good: its
-    candidates would cost more than the row itself.
-    """
-    width = scores.shape[1] // GROUP
+    """Bound the threshold of each row of (rows, classes) by group maxima and collect what can be above it."""
     heads = group_maxima(scores)
     maximum = heads.amax(1, keepdim=True)
-    below = heads - maximum
-    bound = _newton(below, beta)
+    bound = _newton(heads - maximum, beta)
     # the bound is a root in working precision: widen it by more than its error
     cut = -1 / beta - (bound + 1e-4) if _in_v(beta) else -(bound * (1 + 1e-4)) / beta
-    return pick_groups(scores, heads, maximum, (below[:, :width] > cut).sum(1))
+    return collect(scores, heads, maximum, maximum + cut)
 
 
 def group_maxima(scores: Tensor) -> Tensor:
@@ -193,16 +176,39 @@ def group_maxima(scores: Tensor) -> Tensor:
     return torch.cat([grouped.amax(1), scores[:, GROUP * width :]], 1) if classes % GROUP else grouped.amax(1)
 
 
-def pick_groups(scores: Tensor, heads: Tensor, maximum: Tensor, count: Tensor) -> Candidates:
-    """The scores of the `count` (rows,) groups with the largest maxima."""
+def collect(scores: Tensor, heads: Tensor, maximum: Tensor, cut: Tensor) -> Candidates:
+    """The classes above `cut` (rows, 1), found through few open groups, or by selection where more are open.
+
+    A row with more than a sixteenth of the classes above the cut is not good: its candidates would cost more than the
+    row itself.
+    """
     rows, classes = scores.shape
     width = classes // GROUP
-    good = count <= max(1, width // 8)
-    k = int(torch.where(good, count, 0).max())
-    chosen = heads[:, :width].topk(k, sorted=False).indices  # (rows, k)
+    count = (heads[:, :width] > cut).sum(1)
+    k = int(count.max())
+    if k > max(1, width // 8) or width == 0:
+        # if most groups are open there are more classes above the cut than groups: no row is good, nothing to select
+        return _select(scores, maximum, cut, bool((count <= 0.63 * width).any()))
+    chosen = heads[:, :width].topk(k, sorted=False).indices  # (rows, k) groups; group l holds l, l + width, ...
     grouped = scores[:, : GROUP * width].view(rows, GROUP, width)
     picked = grouped.gather(2, chosen[:, None, :].expand(rows, GROUP, k)).reshape(rows, GROUP * k)
-    return Candidates(maximum, chosen, torch.cat([picked, heads[:, width:]], 1), good)
+    steps = width * torch.arange(GROUP, device=scores.device)
+    ids = (steps[:, None] + chosen[:, None, :]).reshape(rows, GROUP * k)
+    tail = torch.arange(GROUP * width, classes, device=scores.device).expand(rows, -1)
+    good = torch.ones(rows, dtype=torch.bool, device=scores.device)
+    return Candidates(maximum, torch.cat([picked, heads[:, width:]], 1), torch.cat([ids, tail], 1), good)
+
+
+def _select(scores: Tensor, maximum: Tensor, cut: Tensor, some: bool) -> Candidates:
+    if not some:
+        none = torch.zeros(len(scores), dtype=torch.bool, device=scores.device)
+        return Candidates(maximum, maximum, torch.zeros_like(maximum, dtype=torch.long), none)
+    blocks = row_blocks(*scores.shape)
+    # a sum of signs in cache is several times faster than counting a bool table
+    count = torch.cat([(scores[b] - cut[b]).clamp_(min=0).sign_().sum(1) for b in blocks])
+    good = count <= max(1, scores.shape[1] // GROUP)
+    picked, ids = scores.topk(max(1, int(torch.where(good, count, 0).max())), sorted=False)
+    return Candidates(maximum, picked, ids, good)
 
 
 def solve_few(found: Candidates, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
