@@ -155,12 +155,13 @@ def blocks(num_classes: int) -> Tensor:
     if num_classes == 2:
         fine = torch.cat([torch.linspace(-4, 4, 81, dtype=torch.float64), torch.tensor([-30.0, 30.0], dtype=torch.float64)])
         return torch.cartesian_prod(fine, fine)
-    if num_classes > 10:  # large Hessians: the two-level rows alone
-        gaps = torch.linspace(0, 8, 161, dtype=torch.float64)
-        rows = torch.zeros(2, len(gaps), num_classes, dtype=torch.float64) - gaps[:, None]
-        rows[:, :, 0], rows[1, :, 1] = 0, 0
-        return rows.flatten(0, 1)
     levels = torch.tensor(LEVELS, dtype=torch.float64)
+    if num_classes > 10:  # large Hessians: the label, or the label and another, above the rest; or all the rest at 0
+        gaps = torch.linspace(0, 8, 161, dtype=torch.float64)
+        above = torch.zeros(2, len(gaps), num_classes, dtype=torch.float64) - gaps[:, None]
+        above[:, :, 0], above[1, :, 1] = 0, 0
+        pairs = torch.cartesian_prod(levels, levels)
+        return torch.cat([above.flatten(0, 1), torch.nn.functional.pad(pairs, (0, num_classes - 2))])
     label, other, rest = torch.cartesian_prod(levels, levels, levels).unbind(-1)
     return torch.stack([label, other, *[rest] * (num_classes - 2)], -1)
 

@@ -161,11 +161,11 @@ def test_map_takes_the_dimension_of_the_classes(case: Case, dim: int) -> None:
 def test_memory_layout_does_not_matter(case: Case, num_classes: int) -> None:
     target = labels(4, num_classes=num_classes)
     plain = normal(4, num_classes).requires_grad_()
-    strange = normal(num_classes, 4).t().clone(memory_format=torch.preserve_format)
-    strange = torch.stack([strange, strange], -1)[..., 0].copy_(plain.detach()).requires_grad_()
+    strange = torch.zeros(num_classes, 4, 2, dtype=torch.float64)[..., 0].t().copy_(plain.detach()).requires_grad_()
     assert not strange.is_contiguous()
-    for function in (case.probs, case.loss):
-        value, other = function(plain, target), function(strange, target)
+    hot = torch.nn.functional.one_hot(target, num_classes).bool()
+    for function, goal in ((case.probs, target), (case.loss, target), (case.loss, hot)):
+        value, other = function(plain, goal), function(strange, goal)
         close(other, value)
         upstream = normal(*value.shape, seed=5)
         (grad,) = torch.autograd.grad(value, plain, upstream)
