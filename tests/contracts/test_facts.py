@@ -28,7 +28,9 @@ LEVELS = [-30.0, -8.0, -4.0, -3.0, -2.0, -1.5, -1.0, -0.5, -0.25, 0.0, 0.25, 0.5
 def probes(num_classes: int, rows: int = 300) -> Tensor:
     """Scores to try a claim on, (rows, C): drawn from the levels, and normal with several spreads."""
     generator = torch.Generator().manual_seed(num_classes)
-    drawn = torch.tensor(LEVELS, dtype=torch.float64)[torch.randint(len(LEVELS), (rows, num_classes), generator=generator)]
+    drawn = torch.tensor(LEVELS, dtype=torch.float64)[
+        torch.randint(len(LEVELS), (rows, num_classes), generator=generator)
+    ]
     spread = [normal(rows // 3, num_classes, seed=7, scale=scale) for scale in (0.1, 1.0, 5.0)]
     return torch.cat([drawn, *spread])
 
@@ -50,7 +52,9 @@ def check_order(case: Case, fact: Fact) -> None:
     visible = probs[:, :, None] > 1e-14
     if (higher & (gap < -1e-12)).any():
         measured = "none"
-    elif (higher & visible & (gap <= 0)).any() or (higher & (scores[:, :, None] > -20) & (probs[:, :, None] == 0)).any():
+    elif (higher & visible & (gap <= 0)).any() or (
+        higher & (scores[:, :, None] > -20) & (probs[:, :, None] == 0)
+    ).any():
         measured = "weak"
     else:
         measured = "strict"
@@ -103,7 +107,9 @@ def risk(case: Case, scores: Tensor, law: Tensor) -> Tensor:
 
 def descend(case: Case, start: Tensor, law: Tensor) -> Tensor:
     scores = start.clone().requires_grad_()
-    optimizer = torch.optim.LBFGS([scores], max_iter=200, tolerance_grad=1e-11, tolerance_change=1e-15, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS(
+        [scores], max_iter=200, tolerance_grad=1e-11, tolerance_change=1e-15, line_search_fn="strong_wolfe"
+    )
 
     def closure() -> Tensor:
         optimizer.zero_grad()
@@ -153,7 +159,9 @@ def secants(case: Case, scores: Tensor) -> Tensor:
 def blocks(num_classes: int) -> Tensor:
     """Scores of three levels: the label, one other class, and all the rest."""
     if num_classes == 2:
-        fine = torch.cat([torch.linspace(-4, 4, 81, dtype=torch.float64), torch.tensor([-30.0, 30.0], dtype=torch.float64)])
+        fine = torch.cat(
+            [torch.linspace(-4, 4, 81, dtype=torch.float64), torch.tensor([-30.0, 30.0], dtype=torch.float64)]
+        )
         return torch.cartesian_prod(fine, fine)
     levels = torch.tensor(LEVELS, dtype=torch.float64)
     if num_classes > 10:  # large Hessians: the label, or the label and another, above the rest; or all the rest at 0
@@ -188,7 +196,9 @@ def check_smoothness(case: Case, fact: Fact) -> None:
             assert "no constant is known" in fact.text
             continue
         assert fact.value in (None, claimed)
-        jumps = secants(case, probes(num_classes) if num_classes > 10 else torch.cat([blocks(num_classes), probes(num_classes)]))
+        jumps = secants(
+            case, probes(num_classes) if num_classes > 10 else torch.cat([blocks(num_classes), probes(num_classes)])
+        )
         if math.isinf(claimed):
             assert jumps.max() > 1e4, "no kink: the loss is smooth"
             continue

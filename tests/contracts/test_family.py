@@ -124,7 +124,9 @@ def test_classes_have_no_order(case: Case, row: tuple[Tensor, Tensor], seed: int
 @pytest.mark.parametrize("case", cases())
 @settings(max_examples=25)
 @given(row=score_rows())
-def test_loss_and_gradient_are_finite_and_masked_classes_get_no_gradient(case: Case, row: tuple[Tensor, Tensor]) -> None:
+def test_loss_and_gradient_are_finite_and_masked_classes_get_no_gradient(
+    case: Case, row: tuple[Tensor, Tensor]
+) -> None:
     scores, target = row
     scores = scores.requires_grad_()
     loss = case.loss(scores, target, reduction="sum")
@@ -169,7 +171,9 @@ def test_memory_layout_does_not_matter(case: Case, num_classes: int) -> None:
         close(other, value)
         upstream = normal(*value.shape, seed=5)
         (grad,) = torch.autograd.grad(value, plain, upstream)
-        (grad_other,) = torch.autograd.grad(other, strange, upstream.mT.contiguous().mT if upstream.ndim > 1 else upstream)
+        (grad_other,) = torch.autograd.grad(
+            other, strange, upstream.mT.contiguous().mT if upstream.ndim > 1 else upstream
+        )
         close(grad_other, grad)
     expanded = plain.detach()[:1].expand(4, num_classes)
     close(case.loss(expanded, target, reduction="none"), case.loss(expanded.clone(), target, reduction="none"))
@@ -258,7 +262,9 @@ def test_float_rows_of_zeros_cost_nothing(case: Case) -> None:
     scores, target = normal(3, 4).requires_grad_(), torch.tensor([[0.0] * 4, [0.5, 0.5, 0, 0], [0.0] * 4])
     for multilabel in ("sum", "normalized"):
         mean = case.loss(scores, target.double(), multilabel=multilabel)
-        close(mean, case.loss(scores[1], target[1].double(), multilabel=multilabel))  # only a row with a positive counts
+        close(
+            mean, case.loss(scores[1], target[1].double(), multilabel=multilabel)
+        )  # only a row with a positive counts
         (grad,) = torch.autograd.grad(mean, scores)
         assert grad[0].tolist() == grad[2].tolist() == [0.0] * 4
 
@@ -590,7 +596,19 @@ def test_scores_of_the_wrong_kind(case: Case, scores: Any, error: type[Exception
         (torch.tensor([[0, 1], [2, 9]]), ArgumentError, ["`target`", r"\[0, 4\)", "9"]),
         (torch.tensor([[0, 1, 0, 1], [1, 0, 0, 0]]), ArgumentTypeError, ["`target`", "int64", r"target\.bool\(\)"]),
     ],
-    ids=["list", "complex", "scalar", "rows", "shape", "ndim", "bool shape", "id", "negative id", "ids", "int many-hot"],
+    ids=[
+        "list",
+        "complex",
+        "scalar",
+        "rows",
+        "shape",
+        "ndim",
+        "bool shape",
+        "id",
+        "negative id",
+        "ids",
+        "int many-hot",
+    ],
 )
 def test_targets_of_the_wrong_kind(case: Case, target: Any, error: type[Exception], words: list[str]) -> None:
     with refused(error, *words):
@@ -682,7 +700,12 @@ def test_scores_that_are_no_numbers(case: Case, value: float, words: str, num_cl
     scores[1, where] = value
     hot = torch.zeros(3, num_classes, dtype=torch.bool)
     hot[:, 0] = True
-    for target in (torch.zeros(3, dtype=torch.long), torch.tensor([0, -100, 0]), torch.zeros(3, 1, dtype=torch.long), hot):
+    for target in (
+        torch.zeros(3, dtype=torch.long),
+        torch.tensor([0, -100, 0]),
+        torch.zeros(3, 1, dtype=torch.long),
+        hot,
+    ):
         with refused(ArgumentError, "`scores`", words):
             case.loss(scores, target)
     with refused(ArgumentError, "`scores`", words):

@@ -127,7 +127,9 @@ def test_two_backward_passes_agree(case: Case) -> None:
             scores = normal(3, classes, seed=3).requires_grad_()
             upstream = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
             first = torch.autograd.grad(case.loss(scores, target, reduction="none"), scores, upstream)
-            again = torch.autograd.grad(case.loss(scores, target, reduction="none"), scores, upstream, create_graph=True)
+            again = torch.autograd.grad(
+                case.loss(scores, target, reduction="none"), scores, upstream, create_graph=True
+            )
             torch.testing.assert_close(first[0], again[0].detach(), rtol=1e-12, atol=1e-14)
         probs, other = case.probs(scores, IDS), normal(3, classes, seed=4)
         first = torch.autograd.grad(probs, scores, other, retain_graph=True)
@@ -299,7 +301,9 @@ def test_module_compiles(case: Case, compiler: Callable[..., Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="inductor needs a C++ compiler")
+@pytest.mark.skipif(
+    shutil.which("g++") is None and shutil.which("clang++") is None, reason="inductor needs a C++ compiler"
+)
 @pytest.mark.parametrize("case", cases())
 def test_map_and_loss_compile_with_inductor(case: Case, compiler: Callable[..., Any]) -> None:
     for function in (lambda s: case.probs(s, IDS), lambda s: case.loss(s, IDS)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from functools import cache
 from typing import Any
@@ -84,7 +85,9 @@ def test_alpha_one_is_softmax_and_alpha_two_is_sparsemax() -> None:
         one = torch.ones(len(scores), 1, dtype=torch.float64)
         torch.testing.assert_close(entmax(scores, 1), softmax(scores), rtol=1e-13, atol=1e-15)
         torch.testing.assert_close(entmax(scores[:2], one[:2]), softmax(scores[:2]), rtol=1e-13, atol=1e-15)
-        torch.testing.assert_close(entmax_loss(scores, target, alpha=1), softmax_loss(scores, target), rtol=1e-13, atol=0)
+        torch.testing.assert_close(
+            entmax_loss(scores, target, alpha=1), softmax_loss(scores, target), rtol=1e-13, atol=0
+        )
         torch.testing.assert_close(entmax(scores, 2 * one), sparsemax(scores), rtol=1e-13, atol=1e-15)
 
 
@@ -102,7 +105,9 @@ def test_alpha_next_to_one(alpha: float, dtype: torch.dtype, num_classes: int) -
         # p moves by about (alpha - 1) (log p)^2 / 2
         near = (alpha - 1) * 1e4 + (1e-12 if dtype == torch.float64 else 1e-6)
         torch.testing.assert_close(entmax(scores, order), softmax(scores), rtol=0, atol=near)
-        torch.testing.assert_close(loss, softmax_loss(scores, torch.tensor([0, 1]), reduction="none"), rtol=near, atol=near)
+        torch.testing.assert_close(
+            loss, softmax_loss(scores, torch.tensor([0, 1]), reduction="none"), rtol=near, atol=near
+        )
 
 
 @settings(max_examples=40)
@@ -169,7 +174,9 @@ def test_second_derivatives_in_alpha(alpha: float) -> None:
     torch.testing.assert_close(mixed, reference.as_tensor(slope), rtol=1e-9, atol=1e-9)
     (grad,) = torch.autograd.grad(loss, scores, create_graph=True)
     (other,) = torch.autograd.grad(grad @ torch.arange(5.0, dtype=torch.float64), order)
-    torch.testing.assert_close(other, reference.as_tensor(slope) @ torch.arange(5.0, dtype=torch.float64), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        other, reference.as_tensor(slope) @ torch.arange(5.0, dtype=torch.float64), rtol=1e-9, atol=1e-9
+    )
 
     def inner(a: Any) -> list[Any]:
         return reference.alpha_slope(lambda b: [reference.entmax_loss(scores.tolist(), 2, b)], a)
@@ -214,10 +221,16 @@ def test_alpha_of_each_row_is_its_own() -> None:
     mapped = torch.vmap(entmax)(scores, orders[:, 0])
     torch.testing.assert_close(mapped, expected, rtol=1e-13, atol=1e-15)
     one = torch.vmap(lambda a: entmax(scores[0], a))(orders[:, 0])
-    torch.testing.assert_close(one, torch.stack([entmax(scores[0], a) for a in (1.0, 1.5, 2.0)]), rtol=1e-13, atol=1e-15)
-    slopes = torch.vmap(torch.func.grad(lambda a, s: entmax(s, a)[0]))(torch.full((3,), 1.5, dtype=torch.float64), scores)
+    torch.testing.assert_close(
+        one, torch.stack([entmax(scores[0], a) for a in (1.0, 1.5, 2.0)]), rtol=1e-13, atol=1e-15
+    )
+    slopes = torch.vmap(torch.func.grad(lambda a, s: entmax(s, a)[0]))(
+        torch.full((3,), 1.5, dtype=torch.float64), scores
+    )
     for slope, row in zip(slopes, scores, strict=True):
-        torch.testing.assert_close(slope, torch.func.grad(lambda a, r=row: entmax(r, a)[0])(torch.tensor(1.5, dtype=torch.float64)))
+        torch.testing.assert_close(
+            slope, torch.func.grad(lambda a, r=row: entmax(r, a)[0])(torch.tensor(1.5, dtype=torch.float64))
+        )
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.3, 1.5, 2.0])
@@ -226,7 +239,9 @@ def test_masks_and_alpha_of_each_row(alpha: float) -> None:
     orders = torch.tensor([[alpha], [1.5]], dtype=torch.float64, requires_grad=True)
     target = torch.tensor([0, 1])
     loss = entmax_loss(scores, target, alpha=orders, reduction="none")
-    expected = torch.stack([entmax_loss(scores[0], target[0], alpha=alpha), entmax_loss(scores[1], target[1], alpha=1.5)])
+    expected = torch.stack(
+        [entmax_loss(scores[0], target[0], alpha=alpha), entmax_loss(scores[1], target[1], alpha=1.5)]
+    )
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-14)
     for grad in torch.autograd.grad(loss.sum() + entmax(scores, orders).square().sum(), (scores, orders)):
         assert grad.isfinite().all()
@@ -353,7 +368,7 @@ def test_alpha_is_learned() -> None:
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0]
-    assert all(later <= earlier + 1e-6 for earlier, later in zip(losses, losses[1:], strict=False))
+    assert all(later <= earlier + 1e-6 for earlier, later in itertools.pairwise(losses))
 
 
 def test_the_module_tells_its_alpha() -> None:

@@ -9,7 +9,17 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from manymax import FAMILY, ArgumentError, FenchelYoung, entmax, entmax_loss, softmax, softmax_loss, sparsemax, sparsemax_loss
+from manymax import (
+    FAMILY,
+    ArgumentError,
+    FenchelYoung,
+    entmax,
+    entmax_loss,
+    softmax,
+    softmax_loss,
+    sparsemax,
+    sparsemax_loss,
+)
 from tests import reference
 from tests.exact import INF, normal
 
@@ -181,7 +191,13 @@ def test_omega_and_conjugate_to_fifty_digits(name: str, setting: dict[str, Any],
 def test_bregman_divergence_to_fifty_digits(name: str, setting: dict[str, Any], alpha: float) -> None:
     """Also where the second point has zeros: there softmax is infinitely far, and the others are not."""
     inside, corner = normal(1, 3).softmax(-1), torch.tensor([[0.25, 0.75, 0.0]], dtype=torch.float64)
-    pairs = [(inside, inside.flip(-1)), (corner, inside), (inside, corner), (corner, corner), (corner.roll(1, -1), corner)]
+    pairs = [
+        (inside, inside.flip(-1)),
+        (corner, inside),
+        (inside, corner),
+        (corner, corner),
+        (corner.roll(1, -1), corner),
+    ]
     for first, second in pairs:
         expected = reference.as_tensor([reference.bregman(first[0].tolist(), second[0].tolist(), alpha)])
         torch.testing.assert_close(FAMILY[name].bregman(first, second, **setting), expected, rtol=1e-10, atol=1e-12)
@@ -195,5 +211,7 @@ def test_the_divergence_of_softmax_is_the_kullback_leibler_divergence() -> None:
 
 def test_a_foundation_is_what_the_member_uses() -> None:
     scores, target = normal(3, 4), torch.tensor([0, 1, 2])
-    torch.testing.assert_close(FAMILY["entmax"].fenchel_young(alpha=1.3).loss(scores, target), entmax_loss(scores, target, alpha=1.3))
+    torch.testing.assert_close(
+        FAMILY["entmax"].fenchel_young(alpha=1.3).loss(scores, target), entmax_loss(scores, target, alpha=1.3)
+    )
     torch.testing.assert_close(FAMILY["entmax"].fenchel_young(alpha=1.3).map(scores), entmax(scores, 1.3))

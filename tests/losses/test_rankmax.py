@@ -29,7 +29,7 @@ def test_fifty_digits(values: list[float], target: int, alive: float) -> None:
     values[label] = alive
     scores, ids = torch.tensor([values], dtype=torch.float64), torch.tensor([label])
     hot = torch.nn.functional.one_hot(ids, len(values)).bool()
-    close = dict(rtol=1e-12, atol=1e-13)
+    close = {"rtol": 1e-12, "atol": 1e-13}
     torch.testing.assert_close(rankmax(scores, ids)[0], reference.as_tensor(reference.rankmax(values, label)), **close)
     for goal in (ids, ids[:, None], hot):
         value = rankmax_loss(scores, goal)
@@ -124,7 +124,11 @@ def test_jacobian_of_the_map() -> None:
     scores, y = torch.tensor([1.0, 0.7, 1.4, -3.0, 0.2], dtype=torch.float64), 0
     jacobian = torch.func.jacrev(lambda s: rankmax(s, torch.tensor(y)))(scores)
     support = scores > scores[y] - 1
-    size, total, p = int(support.sum()), (scores - scores[y] + 1)[support].sum(), rankmax(scores, torch.tensor(y))[support]
+    size, total, p = (
+        int(support.sum()),
+        (scores - scores[y] + 1)[support].sum(),
+        rankmax(scores, torch.tensor(y))[support],
+    )
     ones, label = torch.ones(size, dtype=torch.float64), torch.eye(size, dtype=torch.float64)[0]
     expected = (torch.eye(size) - torch.outer(p, ones) - torch.outer(1 - size * p, label)) / total
     torch.testing.assert_close(jacobian[support][:, support], expected)

@@ -68,7 +68,9 @@ def test_no_batch_dimension(reduction: str, label_smoothing: float) -> None:
 def test_several_batch_dimensions(reduction: str, shape: tuple[int, ...]) -> None:
     options: dict[str, Any] = {"reduction": reduction, "label_smoothing": 0.1, "weight": WEIGHT, "ignore_index": 3}
     scores, target = normal(*shape).requires_grad_(), labels(*shape[:1], *shape[2:], num_classes=5)
-    assert_same(softmax_loss(scores.movedim(1, -1), target, **options), cross_entropy(scores, target, **options), scores)
+    assert_same(
+        softmax_loss(scores.movedim(1, -1), target, **options), cross_entropy(scores, target, **options), scores
+    )
     options.pop("ignore_index")
     rows = normal(*shape, seed=1).softmax(1)
     ours = softmax_loss(scores.movedim(1, -1), rows.movedim(1, -1), **options)
@@ -85,7 +87,9 @@ def test_several_positives_are_as_many_pairs(label_smoothing: float, weight: Ten
     for reduction in ("mean", "sum"):
         options: dict[str, Any] = {"reduction": reduction, "label_smoothing": label_smoothing, "weight": weight}
         for target in (hot, ids):
-            assert_same(softmax_loss(scores, target, **options), cross_entropy(scores[rows], classes, **options), scores)
+            assert_same(
+                softmax_loss(scores, target, **options), cross_entropy(scores[rows], classes, **options), scores
+            )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -127,11 +131,15 @@ def test_a_mean_over_nothing_is_zero_where_torch_gives_nan() -> None:
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
 @pytest.mark.parametrize("num_classes", [3, 600])
 def test_fifty_digits(dtype: torch.dtype, tolerance: float, num_classes: int) -> None:
-    rows = torch.stack([normal(num_classes, scale=s, dtype=dtype) for s in (1e-3, 1, 30)] + [normal(num_classes, dtype=dtype) + 1e4])
+    rows = torch.stack(
+        [normal(num_classes, scale=s, dtype=dtype) for s in (1e-3, 1, 30)] + [normal(num_classes, dtype=dtype) + 1e4]
+    )
     rows[1, 1] = -INF
     scores, target = rows.requires_grad_(), torch.tensor([0, 2, 0, 1])
     probs = reference.as_tensor([reference.entmax(row, 1) for row in scores.tolist()])
-    values = reference.as_tensor([reference.entmax_loss(row, y, 1) for row, y in zip(scores.tolist(), target.tolist(), strict=True)])
+    values = reference.as_tensor(
+        [reference.entmax_loss(row, y, 1) for row, y in zip(scores.tolist(), target.tolist(), strict=True)]
+    )
     loss = softmax_loss(scores, target, reduction="none")
     (grad,) = torch.autograd.grad(loss.sum(), scores)
     torch.testing.assert_close(softmax(scores).double(), probs, rtol=tolerance, atol=tolerance)

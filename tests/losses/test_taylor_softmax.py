@@ -83,7 +83,7 @@ def test_orders_that_cannot_be_used(order: Any) -> None:
         lambda: taylor_softmax_loss(normal(2, 3), torch.tensor([0, 1]), order=order),
         lambda: TaylorSoftmaxLoss(order),
     ):
-        with pytest.raises(ArgumentError, match="`order` must be an even integer.*got"):
+        with pytest.raises(ArgumentError, match=r"`order` must be an even integer.*got"):
             call()
 
 

@@ -41,7 +41,9 @@ def test_vmap_is_a_loop(scores_dim: int | None, alpha_shape: tuple[int, ...], al
         maximum, log_top, conjugate = solve(scores, alpha)
         return apply(scores, alpha, maximum, log_top, conjugate)
 
-    mapped = torch.vmap(partial(run, solve=operators.solve, apply=operators.apply), (scores_dim, alpha_dim))(scores, alpha)
+    mapped = torch.vmap(partial(run, solve=operators.solve, apply=operators.apply), (scores_dim, alpha_dim))(
+        scores, alpha
+    )
     for i in range(3):
         one = scores if scores_dim is None else scores.select(scores_dim, i)
         order = alpha if alpha_dim is None else alpha.select(alpha_dim, i)

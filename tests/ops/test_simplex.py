@@ -144,7 +144,9 @@ def test_search_agrees_with_bisection_for_every_alpha(classes: int, dtype: torch
     scores = torch.cat([kind(1, classes, generator) for kind in (peaked, middling, tied)]).to(dtype)
     wrong = {}
     for alpha in [1 + i / 200 for i in range(201)]:
-        error = (probs_of(scores, torch.tensor(alpha, dtype=torch.float64)).double() - bisection(scores, alpha)).abs().max()
+        error = (
+            (probs_of(scores, torch.tensor(alpha, dtype=torch.float64)).double() - bisection(scores, alpha)).abs().max()
+        )
         if not error <= (1e-12 if dtype == torch.float64 else 1e-6):
             wrong[alpha] = error.item()
     assert wrong == {}
