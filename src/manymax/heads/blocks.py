@@ -14,17 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import embedding_bag
 
 from manymax.errors import ManymaxError
 from manymax.heads.options import PAD, HeadOptions
 from manymax.heads.target import RowTarget
+
+SPREAD = 1 << 16  # class vectors at a time that are read in float64
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Result:
 class Block:
     """What a kernel sees: scores (n, C') that it may overwrite, -inf in the columns past num_classes.
 
-    spread: (n,) sum_c class_weight_c s_c if there is smoothing; rescore recomputes rows of the block.
+    spread: (n,) sum_c class_weight_c s_c in float64 if there is smoothing; rescore recomputes rows of the block.
     """
 
     scores: Tensor
@@ -79,8 +80,11 @@ class Gradients:
     vectors: Tensor
     wants: tuple[bool, bool, bool]
     sparse_grad: bool
+    num_classes: int
+    budget: int  # entries to hold at a time
     grad_input: Tensor | None = None
     grad_vectors: Tensor | None = None
+    grad_rows: Tensor | None = None  # of the vectors, row-sparse
     grad_bias: Tensor | None = None
     entries: list[Sparse] = field(default_factory=list)
 
@@ -94,6 +98,8 @@ class Gradients:
         """Add a part of the block that begins at row `start`."""
         if isinstance(part, Sparse):
             self.entries.append(replace(part, rows=part.rows + start))
+            if sum(len(entry.rows) for entry in self.entries) > self.budget:
+                self._add_entries()
             return
         size = part.table.shape[0]
         rows: slice | Tensor = slice(start, start + size) if part.rows is None else part.rows + start
@@ -112,21 +118,29 @@ class Gradients:
         if self.grad_bias is not None:
             self.grad_bias += part.coefficient @ part.table.to(self.input.dtype)
 
-    def finish(self, num_classes: int) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def finish(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """The gradients of input, class vectors and bias."""
-        if self.entries:
-            rows, classes, values = (torch.cat([getattr(e, k) for e in self.entries]) for k in _FIELDS)
-            self._add_entries(rows, classes, values, num_classes)
-        if self.wants[1] and self.grad_vectors is None:
-            self.grad_vectors = self.input.new_zeros(self.vectors.shape)
-        vectors, bias = self.grad_vectors, self.grad_bias
-        if vectors is not None:
-            vectors = vectors if vectors.is_sparse else vectors[:num_classes]
-            if self.sparse_grad and not vectors.is_sparse:
-                vectors = row_sparse(torch.arange(num_classes, device=vectors.device), vectors, vectors.shape)
-        return self.grad_input, vectors, None if bias is None else bias[:num_classes]
+        self._add_entries()
+        bias = None if self.grad_bias is None else self.grad_bias[: self.num_classes]
+        return self.grad_input, self._finish_vectors() if self.wants[1] else None, bias
 
-    def _add_entries(self, rows: Tensor, classes: Tensor, values: Tensor, num_classes: int) -> None:
+    def _finish_vectors(self) -> Tensor:
+        if self.grad_vectors is None and self.grad_rows is not None:
+            return self.grad_rows
+        vectors = self.input.new_zeros(self.vectors.shape) if self.grad_vectors is None else self.grad_vectors
+        vectors = vectors[: self.num_classes]
+        if self.grad_rows is not None:
+            vectors += self.grad_rows
+        if not self.sparse_grad:
+            return vectors
+        return row_sparse(torch.arange(self.num_classes, device=vectors.device), vectors, vectors.shape)
+
+    def _add_entries(self) -> None:
+        """Add the entries collected so far, and let them go."""
+        if not self.entries:
+            return
+        rows, classes, values = (torch.cat([getattr(e, k) for e in self.entries]) for k in _FIELDS)
+        self.entries.clear()
         if self.grad_input is not None:
             self.grad_input += bags(rows, classes, values, self.vectors, self.input.shape[0])
         if self.grad_bias is not None:
@@ -135,10 +149,11 @@ class Gradients:
             return
         order = classes.int().argsort(stable=True)  # a radix sort: int32 keys are several times faster
         rows, classes, values = rows[order], classes[order], values[order]
-        if self.sparse_grad and self.grad_vectors is None:
+        if self.sparse_grad:
             touched, position = classes.unique_consecutive(return_inverse=True)
             product = bags(position, rows, values, self.input, len(touched))
-            self.grad_vectors = row_sparse(touched, product, (num_classes, self.input.shape[1]))
+            added = row_sparse(touched, product, (self.num_classes, self.input.shape[1]))
+            self.grad_rows = added if self.grad_rows is None else (self.grad_rows + added).coalesce()
             return
         product = bags(classes, rows, values, self.input, self.vectors.shape[0])
         self.grad_vectors = product if self.grad_vectors is None else self.grad_vectors.add_(product)
@@ -167,14 +182,14 @@ def run(
     kernel: Kernel,
     options: HeadOptions,
     wants: tuple[bool, bool, bool],
-) -> tuple[Tensor, Gradients, Tensor | None]:
+) -> tuple[Tensor, Gradients, Tensor]:
     """Losses (N,), the accumulated gradients, and the gradient in the kernel's setting."""
     num_classes, padded = linear_weight.shape[0], -(-linear_weight.shape[0] // PAD) * PAD
     vectors = linear_weight
     if padded != num_classes:
         vectors = torch.nn.functional.pad(linear_weight, (0, 0, 0, padded - num_classes))
     matmul_vectors = vectors.bfloat16() if options.matmul == "bf16" else vectors
-    spread_vector = None if target.class_weight is None else target.class_weight @ linear_weight
+    spread_of = None if target.class_weight is None else _spread(target.class_weight, linear_weight, linear_bias)
     step = options.rows(padded)
     buffer = input.new_empty(min(step, input.shape[0]), padded)
 
@@ -188,15 +203,11 @@ def run(
         out[:, num_classes:] = -torch.inf
         return out
 
-    gradients = Gradients(input, matmul_vectors if options.matmul == "bf16" else vectors, wants, options.sparse_grad)
-    losses, grad_setting = [], None
+    gradients = Gradients(input, matmul_vectors, wants, options.sparse_grad, num_classes, buffer.numel())
+    losses, grad_setting = [], input.new_zeros((), dtype=torch.float64)
     for start in range(0, input.shape[0], step):
         queries = input[start : start + step]
-        spread = None
-        if spread_vector is not None and target.class_weight is not None:
-            spread = queries @ spread_vector
-            if linear_bias is not None:
-                spread = spread + target.class_weight @ torch.where(linear_bias > -torch.inf, linear_bias, 0)
+        spread = None if spread_of is None else spread_of(queries)
         scores = score(queries, buffer[: len(queries)])
         rescore = partial(_rescore, score, queries, padded)
         result = kernel(Block(scores, target[start : start + step], num_classes, spread, rescore))
@@ -204,12 +215,37 @@ def run(
         for part in result.parts:
             gradients.add(start, part)
         if result.grad_setting is not None:
-            grad_setting = result.grad_setting if grad_setting is None else grad_setting + result.grad_setting
+            grad_setting = grad_setting + result.grad_setting
     return torch.cat(losses) if losses else input.new_zeros(0), gradients, grad_setting
+
+
+def _spread(class_weight: Tensor, linear_weight: Tensor, linear_bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """From queries (n, d) to sum_c class_weight_c s_c, (n,), in float64: an offset of the scores is in it C times."""
+    vector = linear_weight.new_zeros(linear_weight.shape[1], dtype=torch.float64)
+    for weights, vectors in zip(class_weight.split(SPREAD), linear_weight.split(SPREAD), strict=True):
+        vector += weights.double() @ vectors.double()
+    shift = vector.new_zeros(())
+    if linear_bias is not None:
+        shift = (class_weight.double() * torch.where(linear_bias > -torch.inf, linear_bias, 0)).sum()
+    return lambda queries: queries.double() @ vector + shift
 
 
 def _rescore(score: Callable[[Tensor, Tensor], Tensor], queries: Tensor, padded: int, rows: Tensor) -> Tensor:
     return score(queries[rows], queries.new_empty(len(rows), padded))
+
+
+def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """A backward that refuses `create_graph=True`, where its result would pass for a constant."""
+
+    @wraps(backward)
+    def checked(ctx: Any, *grads: Tensor) -> Any:
+        if torch.is_grad_enabled():
+            raise ManymaxError(
+                "a head has no second derivatives: `create_graph=True` needs the plain loss on the table of scores."
+            )
+        return backward(ctx, *grads)
+
+    return checked
 
 
 class BlockLoss(torch.autograd.Function):
@@ -228,12 +264,12 @@ class BlockLoss(torch.autograd.Function):
     ) -> Tensor:
         wants = tuple(ctx.needs_input_grad[:3])
         losses, gradients, grad_setting = run(input, linear_weight, linear_bias, target, kernel, options, wants)
-        ctx.grads = (*gradients.finish(linear_weight.shape[0]), grad_setting)
+        ctx.grads = (*gradients.finish(), grad_setting if ctx.needs_input_grad[3] else None)
         ctx.retain = options.retain_graph
         return (losses * target.factor).sum()
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.grads is None:
             raise ManymaxError(
@@ -275,10 +311,12 @@ class BlockRows(torch.autograd.Function):
         return run(input, linear_weight, linear_bias, plain, kernel, options, (False, False, False))[0]
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         input, linear_weight, linear_bias = ctx.saved_tensors
         wants = tuple(ctx.needs_input_grad[:3])
         target = replace(ctx.target, coefficient=ctx.target.factor * grad)
-        _, gradients, grad_setting = run(input, linear_weight, linear_bias, target, ctx.kernel, ctx.options, wants)
-        return (*gradients.finish(linear_weight.shape[0]), grad_setting, None, None, None)
+        with torch.autocast(input.device.type, enabled=False):
+            _, gradients, grad_setting = run(input, linear_weight, linear_bias, target, ctx.kernel, ctx.options, wants)
+            grads = gradients.finish()
+        return (*grads, grad_setting if ctx.needs_input_grad[3] else None, None, None, None)

@@ -21,27 +21,30 @@ from manymax.ops.checks import check_finite
 
 
 def softmax_kernel() -> Kernel:
-    """Softmax in place. The log partition comes from the largest listed probability: s_i - log p_i."""
+    """Softmax in place. With i the likeliest listed class log Z - s_i = -log p_i, which no offset costs its digits."""
 
     def kernel(block: Block) -> Result:
         target, scores = block.target, block.scores
+        counts = (target.total != 0).unsqueeze(1)
         picked = target.pick(scores).clone()
         top = scores.amax(1, keepdim=True) if target.ids is None else torch.empty(0)
         probs = torch.softmax(scores, 1, out=scores)
         if target.ids is None:
-            top_prob = probs.amax(1, keepdim=True)
+            listed = top_prob = probs.amax(1, keepdim=True)
         else:
-            top_prob, best = torch.where(target.weights != 0, target.pick(probs), -1.0).max(1, keepdim=True)
+            listed = target.pick(probs)
+            top_prob, best = torch.where(target.weights != 0, listed, -1.0).max(1, keepdim=True)
             top = picked.gather(1, best)
-        log_z = top - top_prob.clamp(min=0).log()
-        lost = ~(top_prob > 1e-30).squeeze(1) & (target.total != 0)  # no digits left: these rows once more
+        partition = -top_prob.clamp(min=0).log()
+        # no digits left, or nan: these rows once more
+        lost = (~(top_prob > 1e-30) & counts | listed.isnan().any(1, keepdim=True)).squeeze(1)
         if lost.any():
             rows = lost.nonzero().squeeze(1)
             again = block.rescore(rows)
-            log_z[rows] = again.logsumexp(1, keepdim=True)
             check_finite(again.amax(1))
-        log_z = torch.where((target.total != 0).unsqueeze(1), log_z, 0)
-        result = Result(-target.inner(picked, log_z, block.spread))
+            partition[rows] = again.sub_(top[rows]).logsumexp(1, keepdim=True)
+        partition, top = torch.where(counts, partition, 0), torch.where(counts, top, 0)
+        result = Result(target.total * partition.squeeze(1) - target.inner(picked, top, block.spread))
         if target.coefficient is not None:
             target.subtract_(probs)
             result.parts.append(Dense(probs, target.row_coefficient))
@@ -198,9 +201,8 @@ def _listed(target: RowTarget) -> RowTarget:
 def _rankmax_few(
     target: RowTarget, few: Tensor, cuts: Tensor, found: simplex.Candidates, block: Block
 ) -> tuple[Sparse | None, Tensor]:
-    scores = found.scores[few].double()
-    losses = scores.new_zeros(len(few))
-    entries: list[tuple[Tensor, ...]] = []
+    dtype, scores = block.scores.dtype, found.scores[few].double()
+    losses, table, minus = scores.new_zeros(len(few)), torch.zeros_like(scores), []
     for p in range(cuts.shape[1]):
         weight, cut = target.weights[few, p].double(), cuts[few, p].double()
         violation = torch.relu(scores - cut.unsqueeze(1))
@@ -208,17 +210,24 @@ def _rankmax_few(
         losses += weight * total.log()
         if target.coefficient is None:
             continue
-        local, column = (violation > 0).nonzero(as_tuple=True)
         share = target.coefficient[few].double() * weight / total
-        rows = few[local]
-        size = torch.bincount(local, minlength=len(few))
-        entries.append((rows, found.ids[rows, column], share[local]))
-        entries.append((few, target.ids[few, p], -share * size))  # type: ignore[index]
+        support = violation.sign_()
+        table.addcmul_(support, share.unsqueeze(1))
+        minus.append(-share * support.sum(1))
     if target.coefficient is None:
-        return None, losses.to(block.scores.dtype)
-    rows, classes, values = (torch.cat(column) for column in zip(*entries, strict=True))
-    order = rows.argsort(stable=True)
-    return Sparse(rows[order], classes[order], values[order].to(block.scores.dtype)), losses.to(block.scores.dtype)
+        return None, losses.to(dtype)
+    local, column = (table != 0).nonzero(as_tuple=True)
+    rows = few[local]
+    listed, position = (target.weights[few] != 0).nonzero(as_tuple=True)
+    merged = _merged(
+        rows,
+        found.ids[rows, column],
+        table[local, column].to(dtype),
+        few[listed],
+        target.ids[few[listed], position],  # type: ignore[index]
+        torch.stack(minus, 1)[listed, position].to(dtype),
+    )
+    return merged, losses.to(dtype)
 
 
 def _rankmax_wide(target: RowTarget, scores: Tensor, cuts: Tensor) -> tuple[Dense | None, Tensor]:

@@ -13,7 +13,7 @@ from manymax.errors import ArgumentError, ArgumentTypeError
 from manymax.heads.blocks import BlockLoss, BlockRows, Kernel
 from manymax.heads.kernels import entmax_kernel, rankmax_kernel, softmax_kernel, taylor_kernel
 from manymax.heads.options import HeadOptions, read_options
-from manymax.heads.target import RowTarget, row_target
+from manymax.heads.target import RowTarget, live_classes, row_target
 from manymax.losses import entmax, rankmax, softmax, sparsemax, taylor_softmax
 from manymax.losses.base import Target, check_options, read_target
 from manymax.ops.checks import visible, working
@@ -91,8 +91,7 @@ def linear_loss(
     vectors, bias = linear_weight.to(queries.dtype), None if linear_bias is None else linear_bias.to(queries.dtype)
     classes = linear_weight.shape[0]
     read = read_head_target(queries, target, weight, ignore_index, multilabel, classes)
-    live = None if bias is None or not visible(bias) or bool(bias.isfinite().all()) else bias > -torch.inf
-    rows = row_target(read, weight, live, classes, label_smoothing)
+    rows = row_target(read, weight, live_classes(bias), classes, label_smoothing)
     flat = queries.reshape(-1, queries.shape[-1])
     with torch.autocast(input.device.type, enabled=False):
         value = _apply(make_kernel(), flat, vectors, bias, setting, rows, read, reduction, multilabel, chosen)

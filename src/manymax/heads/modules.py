@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manymax.errors import ArgumentError
+from manymax.errors import ArgumentError, ArgumentTypeError
 from manymax.heads import linear, moments, sampled
 from manymax.heads.options import read_options
 from manymax.heads.ranking import linear_scores, linear_topk
@@ -41,6 +41,8 @@ class LinearHead(nn.Module):
         super().__init__()
         if num_classes < 1:
             raise ArgumentError(f"`num_classes` must be at least 1; got {num_classes}.")
+        if in_features is None and bias:
+            raise ArgumentError("`bias` needs class vectors of the head's own: give `in_features`, or `bias=False`.")
         self.num_classes = num_classes
         self.linear = (
             None if in_features is None else nn.Linear(in_features, num_classes, bias=bias, device=device, dtype=dtype)
@@ -49,7 +51,9 @@ class LinearHead(nn.Module):
     def vectors(self, linear_weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The class vectors and bias to use: the given ones, or the head's own."""
         if linear_weight is not None:
-            if linear_weight.shape[0] != self.num_classes:
+            if not isinstance(linear_weight, Tensor):
+                raise ArgumentTypeError(f"`linear_weight` must be a tensor; got {type(linear_weight).__name__}.")
+            if linear_weight.shape[:1] != (self.num_classes,):
                 raise ArgumentError(
                     f"`linear_weight` must have {self.num_classes} rows; got shape {tuple(linear_weight.shape)}."
                 )

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from manymax.errors import ArgumentError
 from manymax.heads.linear import Options, check_linear, read_head_target
 from manymax.heads.options import read_options
-from manymax.heads.target import RowTarget, row_target
+from manymax.heads.target import RowTarget, live_classes, row_target
 from manymax.losses.base import Target, check_options
-from manymax.ops.checks import visible, working
+from manymax.ops.checks import check_finite, working
 from manymax.ops.reduction import reduce
 
 
@@ -48,45 +45,50 @@ def linear_rg_loss(
     queries, dtype = working(input)
     flat, vectors = queries.reshape(-1, queries.shape[-1]), linear_weight.to(queries.dtype)
     read = read_head_target(queries, target, weight, ignore_index, multilabel, vectors.shape[0])
-    live = None
-    if linear_bias is not None:  # a bias is one more feature of the class vectors, a masked class is left out
-        live = linear_bias > -torch.inf
-        bias = torch.where(live, linear_bias.to(queries.dtype), 0)
-        vectors = torch.cat([vectors, bias.unsqueeze(1)], 1)
+    live = live_classes(linear_bias)
+    if linear_bias is not None:  # a bias is one more feature of the class vectors
+        check_finite(linear_bias.amax())
+        bias = linear_bias if live is None else torch.where(live, linear_bias, 0)
+        vectors = torch.cat([vectors, bias.to(queries.dtype).unsqueeze(1)], 1)
         flat = torch.cat([flat, torch.ones_like(flat[:, :1])], 1)
-        if not visible(live) or bool(live.all()):
-            live = None
     with torch.autocast(input.device.type, enabled=False):
         rows = row_target(read, weight, live, vectors.shape[0], label_smoothing)
-        value, total, count = _rows(flat, vectors, rows, live)
+        centred, count = _centred(vectors, live)
+        value = _rows(flat, centred, count, rows)
+        check_finite(value)
         if multilabel == "normalized":
+            total = rows.total
             scale = 1 / torch.where(total > 0, total, 1)
             square = _square_norm(rows) * scale.square()
-            omega = (count * square - 1) / 2 - math.log(count)
+            omega = (count * square - 1) / 2 - count.log()
             value = torch.where(total > 0, value * scale + omega, 0)
     value = reduce(value, read.divisor, reduction)
     return (value.reshape(input.shape[:-1]) if reduction == "none" else value).to(dtype)
 
 
-def _rows(flat: Tensor, vectors: Tensor, rows: RowTarget, live: Tensor | None) -> tuple[Tensor, Tensor, int]:
-    """total (log C + var(s)/2) - sum_i t_i (s_i - mean(s)), total and the number of live classes."""
-    if live is not None:
-        masked = rows.weights.sum(0) if rows.ids is None else None
-        hit = (masked != 0) & ~live if masked is not None else (rows.weights != 0) & ~live[rows.ids]
-        if bool(hit.any()):
-            raise ArgumentError("`target` names a class whose bias is -inf: a masked class cannot be a positive.")
-    alive = vectors if live is None else vectors[live]
-    mean, count = alive.mean(0), alive.shape[0]
-    covariance = (alive - mean).T @ (alive - mean) / count
-    centred = vectors - mean
-    partition = math.log(count) + ((flat @ covariance) * flat).sum(1) / 2
+def _centred(vectors: Tensor, live: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The vectors minus their mean, 0 for masked classes, and the number of the others.
+
+    The mean is taken in two parts, the second of what rounding left, so that a large one costs no digits.
+    """
+    alive = vectors.new_ones(vectors.shape[0]) if live is None else live.to(vectors.dtype)
+    count = alive.sum()
+    for _ in range(2):
+        vectors = vectors - (alive @ vectors) / count
+    return vectors if live is None else vectors * alive.unsqueeze(1), count
+
+
+def _rows(flat: Tensor, centred: Tensor, count: Tensor, rows: RowTarget) -> Tensor:
+    """total (log C + var(s) / 2) - sum_i t_i (s_i - mean(s))."""
+    covariance = centred.T @ centred / count
+    partition = count.log() + ((flat @ covariance) * flat).sum(1) / 2
     if rows.ids is None:
         inner = ((rows.weights @ centred) * flat).sum(1)
     else:
         inner = (rows.weights * (embedding(rows.ids, centred) @ flat.unsqueeze(2)).squeeze(2)).sum(1)
     if rows.share is not None and rows.class_weight is not None:
         inner = inner + rows.share * (flat @ (rows.class_weight @ centred))
-    return rows.total * partition - inner, rows.total, count
+    return rows.total * partition - inner
 
 
 def _square_norm(rows: RowTarget) -> Tensor:

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from manymax.errors import ArgumentError, ArgumentTypeError
-from manymax.heads.linear import check_linear
-from manymax.heads.options import PAD, HeadOptions
+from manymax.heads.linear import Options, check_linear
+from manymax.heads.options import PAD, read_options
+from manymax.ops.checks import working
 from manymax.ops.simplex import GROUP
 
 
@@ -15,15 +16,24 @@ from manymax.ops.simplex import GROUP
 def linear_scores(
     input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None = None, block_rows: int = 1024
 ) -> Tensor:
-    """input @ linear_weight.T + linear_bias, (..., C), written block by block into one table."""
+    """input @ linear_weight.T + linear_bias, (..., C), written block by block into one table.
+
+    In the dtype of `input`, float32 at least.
+    """
     check_linear(input, linear_weight, linear_bias)
-    flat = input.reshape(-1, input.shape[-1])
+    flat, vectors = _operands(input, linear_weight)
     out = flat.new_empty(flat.shape[0], linear_weight.shape[0])
     for start in range(0, flat.shape[0], block_rows):
-        block = torch.mm(flat[start : start + block_rows], linear_weight.T, out=out[start : start + block_rows])
+        block = torch.mm(flat[start : start + block_rows], vectors.T, out=out[start : start + block_rows])
         if linear_bias is not None:
             block += linear_bias
     return out.reshape(*input.shape[:-1], linear_weight.shape[0])
+
+
+def _operands(input: Tensor, linear_weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The queries as rows and the class vectors, in one dtype, float32 at least: rounded scores would tie."""
+    flat, _ = working(input.reshape(-1, input.shape[-1]))
+    return flat, linear_weight.to(flat.dtype)
 
 
 @torch.no_grad()
@@ -34,7 +44,7 @@ def linear_topk(
     *,
     linear_bias: Tensor | None = None,
     exclude: Tensor | None = None,
-    options: HeadOptions | None = None,
+    options: Options = None,
 ) -> tuple[Tensor, Tensor]:
     """The k best classes of each query, exactly, best first.
 
@@ -45,12 +55,12 @@ def linear_topk(
         linear_weight: (C, d) class vectors.
         k: at most C.
         linear_bias: (C,).
-        exclude: (..., E) integer ids to leave out, padded with -100; an excluded class that is returned because
-            fewer than k are left has the score -inf.
-        options: block sizes.
+        exclude: (..., E) integer ids to leave out, padded with -100.
+        options: block sizes, `HeadOptions` or a mapping of its fields.
 
     Returns:
-        scores (..., k) and ids (..., k).
+        scores (..., k), float32 at least, and ids (..., k). Where fewer than k classes are left, the score is -inf and
+        the id -100.
 
     Example:
         >>> import torch, manymax
@@ -62,11 +72,11 @@ def linear_topk(
     classes = linear_weight.shape[0]
     if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= classes:
         raise ArgumentError(f"`k` must be an integer from 1 to the number of classes, {classes}; got {k!r}.")
-    flat = input.reshape(-1, input.shape[-1])
+    flat, vectors = _operands(input, linear_weight)
     left_out = _read_exclude(exclude, input, classes)
     padded = -(-classes // PAD) * PAD
-    vectors = torch.nn.functional.pad(linear_weight, (0, 0, 0, padded - classes))
-    step = (options or HeadOptions()).rows(padded)
+    vectors = torch.nn.functional.pad(vectors, (0, 0, 0, padded - classes))
+    step = read_options(options).rows(padded)
     buffer = flat.new_empty(min(step, max(1, flat.shape[0])), padded)
     values, ids = flat.new_empty(flat.shape[0], k), torch.empty(flat.shape[0], k, dtype=torch.long, device=flat.device)
     for start in range(0, flat.shape[0], step):
@@ -79,19 +89,22 @@ def linear_topk(
             row, column = (left_out[rows] >= 0).nonzero(as_tuple=True)
             scores[row, left_out[rows][row, column]] = -torch.inf
         values[rows], ids[rows] = _topk_block(scores, k)
+    ids.masked_fill_(values == -torch.inf, -100)  # excluded, masked or padding: no class to recommend
     shape = (*input.shape[:-1], k)
     return values.reshape(shape), ids.reshape(shape)
 
 
 def _read_exclude(exclude: Tensor | None, input: Tensor, classes: int) -> Tensor | None:
-    if exclude is None or exclude.shape[-1] == 0:
+    if exclude is None:
         return None
-    if exclude.is_floating_point() or exclude.dtype == torch.bool or exclude.shape[:-1] != input.shape[:-1]:
-        raise ArgumentTypeError(
-            f"`exclude` must hold integer ids, {(*input.shape[:-1], 'E')}, padded with -100; got {exclude.dtype} of"
-            f" shape {tuple(exclude.shape)}."
+    if not isinstance(exclude, Tensor) or exclude.is_floating_point() or exclude.dtype == torch.bool:
+        kind = exclude.dtype if isinstance(exclude, Tensor) else type(exclude).__name__
+        raise ArgumentTypeError(f"`exclude` must be a tensor of integer ids, padded with -100; got {kind}.")
+    if exclude.ndim != input.ndim or exclude.shape[:-1] != input.shape[:-1]:
+        raise ArgumentError(
+            f"`exclude` must have shape {(*input.shape[:-1], 'E')} to fit `input`; got {tuple(exclude.shape)}."
         )
-    flat = exclude.reshape(-1, exclude.shape[-1]).long()
+    flat = exclude.reshape(input[..., 0].numel(), exclude.shape[-1]).long()
     if flat.numel() and (int(flat.max()) >= classes or bool(((flat < 0) & (flat != -100)).any())):
         raise ArgumentError(
             f"`exclude` ids must be in [0, {classes}) or -100; got {int(flat.min())} to {int(flat.max())}."

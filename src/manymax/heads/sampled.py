@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import embedding_bag
 
 from manymax.errors import ArgumentError, ArgumentTypeError, check_choice
-from manymax.heads.blocks import bags, row_sparse
+from manymax.heads.blocks import bags, first_order, row_sparse
 from manymax.heads.linear import check_linear, read_head_target
 from manymax.losses.base import MULTILABEL, Target
 from manymax.losses.nce import nce_loss
@@ -43,7 +42,7 @@ class PickedScores(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         input, linear_weight, ids = ctx.saved_tensors
         grad_input = grad_weight = None
@@ -75,7 +74,7 @@ class _SharedRows(torch.autograd.Function):
         return linear_weight[ids]
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (ids,) = ctx.saved_tensors
         if not ctx.sparse:
@@ -117,13 +116,21 @@ def _scores(
     return positive, negative
 
 
-def _log_q(draw: Draw, num_classes: int) -> tuple[Tensor | float, Tensor | float]:
-    """log q of the positives and the negatives; that of a uniform proposal where the sampler knows none."""
+def _log_q(draw: Draw, num_classes: int, batch: int) -> tuple[Tensor | float, Tensor | float]:
+    """log q of the positives and the negatives; that of a uniform proposal where the sampler knows none.
+
+    The losses take log(k q) for the number k of columns. In-batch a row's own positive is a column but no draw: the
+    k' others have log(k q) = log(k' q) if log(k' / k) is added to log q.
+    """
     uniform = -math.log(num_classes)
-    return (
-        uniform if draw.log_q_target is None else draw.log_q_target,
-        uniform if draw.log_q is None else draw.log_q,
-    )
+    positive = uniform if draw.log_q_target is None else draw.log_q_target
+    negative = uniform if draw.log_q is None else draw.log_q
+    copies = draw.copies(batch)
+    if copies is None:
+        return positive, negative
+    share = 1 - copies.to(torch.float64).mean(1)
+    shift = torch.where(share > 0, share, 1).log()
+    return positive + shift, negative + shift.unsqueeze(1)
 
 
 def _sampled(
@@ -150,6 +157,7 @@ def _sampled(
     queries, dtype = working(input)
     vectors = linear_weight.to(queries.dtype)
     read = read_head_target(queries, target, weight, ignore_index, multilabel, linear_weight.shape[0])
+    bias = None if linear_bias is None else linear_bias.to(queries.dtype)
     pairs = _pairs(read)
     flat = queries.reshape(-1, queries.shape[-1])
     losses = flat.new_zeros(flat.shape[0])
@@ -165,11 +173,11 @@ def _sampled(
                 shared=shared,
                 generator=generator,
             )
-            bias = None if linear_bias is None else linear_bias.to(queries.dtype)
             positive, negative = _scores(chosen, vectors, bias, pairs.classes, draw, sparse)
             losses = losses.index_add(0, pairs.rows, pairs.weights * loss(positive, negative, draw, pairs.classes))
-        else:
-            losses = losses + 0 * (flat.sum() + vectors.sum())  # nothing to learn from: 0, with zero gradients
+        else:  # nothing to learn from: sums of nothing have zero gradients, sparse if asked for
+            nothing = PickedScores.apply(flat[:0], vectors, flat.new_empty(0, 1, dtype=torch.long), sparse).sum()
+            losses = losses + (nothing if bias is None else nothing + bias[:0].sum())
     if multilabel == "normalized":
         total = read.weights.sum(1)
         losses = losses / torch.where(total > 0, total, 1)
@@ -234,7 +242,7 @@ def linear_sampled_softmax_loss(
     def loss(positive: Tensor, negative: Tensor, draw: Draw, classes: Tensor) -> Tensor:
         if correction == "partition" and draw.log_q is None:
             raise ArgumentError(f"`correction='partition'` needs log q, which this sampler does not know: {draw.note}.")
-        log_q_positive, log_q_negative = _log_q(draw, linear_weight.shape[0])
+        log_q_positive, log_q_negative = _log_q(draw, linear_weight.shape[0], len(classes))
         return sampled_softmax_loss(
             positive,
             negative,
@@ -289,7 +297,7 @@ def linear_nce_loss(
     """
 
     def loss(positive: Tensor, negative: Tensor, draw: Draw, classes: Tensor) -> Tensor:
-        log_q_positive, log_q_negative = _log_q(draw, linear_weight.shape[0])
+        log_q_positive, log_q_negative = _log_q(draw, linear_weight.shape[0], len(classes))
         return nce_loss(
             positive,
             negative,

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from manymax.errors import ArgumentError, ManymaxError
 from manymax.losses.base import Target
+from manymax.ops.checks import visible
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,8 @@ class RowTarget:
         value = (self.weights * torch.where(self.weights != 0, picked - offset, 0)).sum(1)
         if self.share is None or self.class_weight is None or spread is None:
             return value
-        return value + self.share * (spread - self.class_weight.sum() * offset.squeeze(1))
+        rest = spread.double() - self.class_weight.sum(dtype=torch.float64) * offset.squeeze(1).double()
+        return value + self.share * rest.to(value.dtype)
 
     def subtract_(self, table: Tensor, factor: Tensor | None = None) -> None:
         """table -= t / total, times `factor` (n, C') if given, in place."""
@@ -89,16 +91,32 @@ def row_target(
 ) -> RowTarget:
     """All rows of a target that has been read; `live` (C,) says which classes are not masked."""
     weights, share, class_weight = read.weights, None, None
+    _check_live(read, live)
     total = weights.sum(1)
     if label_smoothing > 0:
         class_weight = weights.new_ones(num_classes) if weight is None else weight.to(weights.dtype)
-        count = num_classes
         if live is not None:
-            class_weight, count = class_weight * live, int(live.sum())
-        share = label_smoothing * read.count / count
+            class_weight = class_weight * live
+        share = label_smoothing * read.count / (num_classes if live is None else live.sum())
         weights = (1 - label_smoothing) * weights
         total = weights.sum(1) + share * class_weight.sum()
     return RowTarget(read.ids, weights, share, class_weight, total, None)
+
+
+def live_classes(linear_bias: Tensor | None) -> Tensor | None:
+    """(C,) which classes are not masked by a bias of -inf; None where all are known to be alive."""
+    if linear_bias is None:
+        return None
+    live = linear_bias > -torch.inf
+    return None if visible(live) and bool(live.all()) else live
+
+
+def _check_live(read: Target, live: Tensor | None) -> None:
+    if live is None or not visible(live):
+        return
+    masked = ~live if read.ids is None else ~live[read.ids]
+    if ((read.weights != 0) & masked).any():
+        raise ArgumentError("`target` names a class whose bias is -inf: a masked class cannot be a positive.")
 
 
 def group_pairs(rows: Tensor, target: Tensor) -> tuple[Tensor, Target]:

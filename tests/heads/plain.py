@@ -1,0 +1,193 @@
+"""The reference of the exact heads: the plain loss on the table of scores, in float64, by autograd.
+
+Queries and class vectors are small multiples of powers of two, so that every score is exact in float32 as well: a
+float32 head and its float64 reference then see the same scores, and only the arithmetic after them is compared.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import manymax
+from manymax import FAMILY
+from manymax.losses.facts import Member
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+REGIMES = ("wide", "thin", "mixed")
+KINDS = ("ids", "padded ids", "bool rows", "float rows")
+DIM = 6
+
+
+@dataclass(frozen=True)
+class Case:
+    """An exact head and its plain loss, with one setting of both."""
+
+    member: Member
+    setting: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def function(self) -> Callable[..., Tensor]:
+        return getattr(manymax, f"linear_{self.member.name}_loss")
+
+    def head(self, problem: Problem, target: Any, **options: Any) -> Tensor:
+        return self.function(
+            problem.input,
+            problem.linear_weight,
+            target,
+            linear_bias=problem.linear_bias,
+            **{**self.setting, **options},
+        )
+
+    def plain(self, problem: Problem, target: Any, **options: Any) -> Tensor:
+        options.pop("options", None)
+        return self.member.loss(problem.scores(), target, **{**self.setting, **options})
+
+    def takes(self, kind: str, label_smoothing: float = 0.0) -> bool:
+        """Whether the member takes targets of this kind, and smoothing."""
+        return (self.member.distributions or kind != "float rows") and (self.member.smoothing or not label_smoothing)
+
+
+SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "entmax": [{"alpha": alpha} for alpha in (1, 1.02, 1.3, 1.5, 1.9, 2)],
+    "taylor_softmax": [{"order": 2}, {"order": 4}],
+}
+CASES = [
+    pytest.param(Case(member, setting), id="-".join([member.name, *map(str, setting.values())]))
+    for member in FAMILY.values()
+    if member.kind in ("exact", "quadratic")
+    for setting in SETTINGS.get(member.name, [{}])
+]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Queries (..., d), class vectors (C, d) and a bias (C,) or None."""
+
+    input: Tensor
+    linear_weight: Tensor
+    linear_bias: Tensor | None = None
+
+    def scores(self) -> Tensor:
+        scores = self.input @ self.linear_weight.T
+        return scores if self.linear_bias is None else scores + self.linear_bias
+
+    def leaves(self, dtype: torch.dtype = torch.float64) -> Problem:
+        """The same numbers as leaves that want a gradient."""
+        parts = (self.input, self.linear_weight, self.linear_bias)
+        return Problem(*(None if p is None else p.detach().to(dtype).requires_grad_() for p in parts))  # type: ignore[arg-type]
+
+    def parts(self) -> list[Tensor]:
+        parts = (self.input, self.linear_weight, self.linear_bias)
+        return [part for part in parts if part is not None]
+
+
+def numbers(*shape: int, generator: torch.Generator) -> Tensor:
+    """Eighths in [-1, 1]."""
+    return torch.randint(-8, 9, shape, generator=generator, dtype=torch.float64) / 8
+
+
+def make_problem(
+    *batch: int, num_classes: int, regime: str = "mixed", bias: bool = True, masked: bool = False, seed: int = 0
+) -> Problem:
+    """Scores about 0.01 apart ("wide": large supports), 1 ("near"), 15 ("thin"), or wide and thin in turn ("mixed").
+
+    `masked` gives the classes 3, 8, 13, ... a bias of -inf.
+    """
+    random = torch.Generator().manual_seed(seed)
+    input = numbers(*batch, DIM, generator=random)
+    scale = torch.tensor({"wide": [1 / 64], "near": [1.0], "thin": [16.0], "mixed": [1 / 64, 16.0]}[regime])
+    turn = torch.arange(max(1, input[..., 0].numel())) % len(scale)
+    input = input * scale[turn][: input[..., 0].numel()].reshape(*batch, 1)
+    linear_bias = numbers(num_classes, generator=random) / 8 if bias else None
+    linear_weight = numbers(num_classes, DIM, generator=random)
+    if masked and linear_bias is not None:
+        linear_bias = torch.where(torch.arange(num_classes) % 5 == 3, -torch.inf, linear_bias)
+    return Problem(input, linear_weight, linear_bias)
+
+
+def make_target(kind: str, *batch: int, num_classes: int, seed: int = 1) -> Tensor:
+    """A target of this kind that names no masked class; some rows are ignored, and padded ids repeat themselves."""
+    random = torch.Generator().manual_seed(seed)
+    live = torch.arange(num_classes)[torch.arange(num_classes) % 5 != 3]
+    pick = torch.randint(len(live), (*batch, 4), generator=random)
+    ids = live[pick]
+    ids = torch.where(torch.rand(*batch, 4, generator=random) < 0.25, -100, ids)
+    if kind == "ids":
+        return ids[..., 0]
+    if kind == "padded ids":
+        return torch.cat([ids, ids[..., :1]], -1)
+    rows = torch.zeros(*batch, num_classes + 1, dtype=torch.float64)
+    rows = rows.scatter_(-1, torch.where(ids == -100, num_classes, ids), 1.0)[..., :num_classes]
+    if kind == "bool rows":
+        return rows > 0
+    rows = rows * (1 + torch.arange(num_classes))
+    return rows / rows.sum(-1, keepdim=True).clamp(min=1)
+
+
+def class_weights(num_classes: int) -> Tensor:
+    """Positive but for class 1, whose positives do not count."""
+    return torch.where(torch.arange(num_classes) == 1, 0.0, 0.5 + torch.arange(num_classes) % 4).double()
+
+
+def option_sets(num_classes: int, *, smoothing: bool, odd: bool) -> Iterator[dict[str, Any]]:
+    """Combinations of reduction, multilabel mode, smoothing and class weights: half of all, or the other half."""
+    choices = (
+        ("mean", "sum", "none"),
+        ("sum", "normalized"),
+        (0.0, 0.25) if smoothing else (0.0,),
+        (None, class_weights(num_classes)),
+    )
+    names = ("reduction", "multilabel", "label_smoothing", "weight")
+    for index in itertools.product(*(range(len(choice)) for choice in choices)):
+        if sum(index) % 2 == odd:
+            yield {name: choice[i] for name, choice, i in zip(names, choices, index, strict=True)}
+
+
+def upstream(value: Tensor) -> Tensor:
+    """What comes from above: for rows a different factor each, of both signs and some 0; else 1.5."""
+    if value.ndim == 0:
+        return torch.full_like(value, 1.5)
+    factors = torch.arange(value.numel(), dtype=value.dtype) % 5 - 1.5
+    return torch.where(factors == 0.5, 0, factors).reshape(value.shape)
+
+
+def value_and_gradients(
+    loss: Callable[..., Tensor], problem: Problem, target: Any, *, extra: tuple[Tensor, ...] = (), **options: Any
+) -> list[Tensor]:
+    """The loss, then its gradients in input, class vectors, bias and `extra`, all dense."""
+    value = loss(problem, target, **options)
+    grads = torch.autograd.grad(value, [*problem.parts(), *extra], upstream(value))
+    return [value.detach(), *(grad.to_dense() if grad.is_sparse else grad for grad in grads)]
+
+
+def agree(actual: list[Tensor], expected: list[Tensor], tolerance: float, what: object = "") -> None:
+    """Every pair differs by at most `tolerance` times the largest entry."""
+    names = ("value", "input", "linear_weight", "linear_bias or other", "other")
+    for name, ours, theirs in zip(names, actual, expected, strict=False):
+        assert ours.shape == theirs.shape, (name, what)
+        assert ours.isfinite().all(), (name, what)
+        if theirs.numel():
+            scale = float(theirs.abs().max())
+            error = float((ours.double() - theirs.double()).abs().max())
+            assert error <= tolerance * scale + tolerance / 20, (name, error, scale, what)
+    assert len(actual) == len(expected)
+
+
+def compare(
+    case: Case, problem: Problem, target: Any, *, dtype: torch.dtype = torch.float64, **options: Any
+) -> list[Tensor]:
+    """Hold the head in `dtype` to the plain loss in float64, value and gradients; returns the head's."""
+    expected = value_and_gradients(case.plain, problem.leaves(), target, **options)
+    if options.get("weight") is not None:
+        options = {**options, "weight": options["weight"].to(dtype)}
+    actual = value_and_gradients(case.head, problem.leaves(dtype), target, **options)
+    assert actual[0].dtype == dtype
+    agree(actual, expected, TOLERANCE[dtype], (problem.linear_weight.shape, options))
+    return actual

@@ -1,0 +1,362 @@
+"""Exact heads against the plain losses on the table of scores: value and every gradient."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import manymax
+from manymax.ops import simplex
+from tests.heads.plain import (
+    CASES,
+    KINDS,
+    REGIMES,
+    TOLERANCE,
+    Case,
+    Problem,
+    agree,
+    class_weights,
+    compare,
+    make_problem,
+    make_target,
+    option_sets,
+    upstream,
+    value_and_gradients,
+)
+
+DTYPES = [pytest.param(torch.float64, id="float64"), pytest.param(torch.float32, id="float32")]
+BLOCKS: list[dict[str, Any] | None] = [{"block_rows": 1}, {"block_rows": 7}, None]
+SMOOTH = [case for case in CASES if case.values[0].member.smoothing]
+
+
+# Every option ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", CASES)
+def test_every_option_of_the_plain_loss(case: Case, kind: str, dtype: torch.dtype) -> None:
+    """Supports of both kinds in a block, masked classes, ignored rows, batch dimensions, a class without weight."""
+    if not case.takes(kind):
+        pytest.skip("the plain loss takes no such target")
+    problem = make_problem(3, 4, num_classes=301, masked=True)
+    target = make_target(kind, 3, 4, num_classes=301)
+    for options in option_sets(301, smoothing=case.member.smoothing, odd=dtype == torch.float32):
+        compare(case, problem, target, dtype=dtype, options={"block_rows": 7}, **options)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("regime", REGIMES)
+@pytest.mark.parametrize("case", CASES)
+def test_thin_and_wide_supports_in_blocks_of_any_size(case: Case, regime: str, dtype: torch.dtype) -> None:
+    problem = make_problem(20, num_classes=1003, regime=regime)
+    target = make_target("ids", 20, num_classes=1003)
+    for reduction, blocks in itertools.product(("mean", "none"), BLOCKS):
+        compare(case, problem, target, dtype=dtype, reduction=reduction, options=blocks)
+
+
+@pytest.mark.parametrize("alpha", [1.3, 1.5, 2.0])
+def test_the_regimes_are_what_they_say(alpha: float) -> None:
+    """Otherwise the tests above would see only one of the two ways to compute a row."""
+    few = {}
+    for regime in REGIMES:
+        scores = make_problem(20, num_classes=1003, regime=regime).scores()
+        padded = torch.nn.functional.pad(scores, (0, 5), value=-torch.inf)
+        few[regime] = simplex.candidates(padded, alpha - 1).good.double().mean()
+    assert few["wide"] == 0
+    assert few["thin"] > 0.8
+    assert 0.3 < few["mixed"] < 0.7
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_any_ignore_index(case: Case) -> None:
+    problem = make_problem(12, num_classes=40)
+    for ignore_index, kind in itertools.product((-1, 0, 5, 1000), ("ids", "padded ids")):
+        target = make_target(kind, 12, num_classes=40)
+        target = torch.where(target == -100, ignore_index, target)
+        compare(case, problem, target, ignore_index=ignore_index)
+
+
+@pytest.mark.parametrize("label_smoothing", [1e-3, 1.0])
+@pytest.mark.parametrize("case", SMOOTH)
+def test_a_little_smoothing_and_nothing_but_smoothing(case: Case, label_smoothing: float) -> None:
+    problem = make_problem(12, num_classes=60, masked=True)
+    for kind, (dtype, multilabel) in itertools.product(KINDS, ((torch.float64, "normalized"), (torch.float32, "sum"))):
+        target = make_target(kind, 12, num_classes=60)
+        compare(case, problem, target, dtype=dtype, label_smoothing=label_smoothing, multilabel=multilabel)
+
+
+@pytest.mark.parametrize("order", [2, 4, 6, 8])
+def test_taylor_orders(order: int) -> None:
+    """From 6 on the terms cancel in float32 below 0."""
+    case = Case(manymax.FAMILY["taylor_softmax"], {"order": order})
+    for regime in ("wide", "mixed"):
+        problem = make_problem(12, num_classes=60, regime=regime, masked=True)
+        compare(case, problem, make_target("padded ids", 12, num_classes=60), dtype=torch.float32)
+
+
+# Alpha -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("alpha", [1.02, 1.3, 1.5, 1.9, 2.0])
+def test_gradient_in_alpha(alpha: float, dtype: torch.dtype) -> None:
+    """Alpha as a tensor that is learned: it has the fourth gradient."""
+    problem = make_problem(3, 4, num_classes=301, masked=True)
+    for kind, options in zip(
+        itertools.cycle(KINDS), option_sets(301, smoothing=True, odd=dtype == torch.float32), strict=False
+    ):
+        target = make_target(kind, 3, 4, num_classes=301)
+        results = []
+        for function, kept in (("head", dtype), ("plain", torch.float64)):
+            # the number that both see is that of the narrower dtype
+            leaf = torch.tensor(alpha, dtype=dtype).to(kept).requires_grad_()
+            case = Case(manymax.FAMILY["entmax"], {"alpha": leaf})
+            loss = getattr(case, function)
+            results.append(value_and_gradients(loss, problem.leaves(kept), target, extra=(leaf,), **options))
+        # rows of both signs cancel, so the sum has fewer digits than its terms
+        agree(*results, 10 * TOLERANCE[dtype], (kind, options))
+
+
+@pytest.mark.parametrize("batch", [0, 3])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_gradient_in_alpha_of_no_rows_is_zero(batch: int, reduction: str) -> None:
+    alpha = torch.tensor(1.5, requires_grad=True)
+    problem, target = make_problem(batch, num_classes=40), torch.full((batch,), -100)
+    value = manymax.linear_entmax_loss(
+        problem.input, problem.linear_weight, target, alpha=alpha, reduction=reduction
+    ).sum()
+    assert torch.autograd.grad(value, alpha)[0] == 0
+
+
+def test_alpha_of_a_head_is_one_number() -> None:
+    problem, target = make_problem(4, num_classes=40), make_target("ids", 4, num_classes=40)
+    arguments = (problem.input, problem.linear_weight, target)
+    with pytest.raises(manymax.ArgumentError, match=r"`alpha` of a head must be a number or a scalar.*\(4, 1\)"):
+        manymax.linear_entmax_loss(*arguments, alpha=torch.full((4, 1), 1.5))
+    with pytest.raises(manymax.ArgumentError, match=r"no gradient in `alpha` at alpha = 1"):
+        manymax.linear_entmax_loss(*arguments, alpha=torch.tensor(1.0, requires_grad=True))
+    for alpha in (0.9, 2.1):
+        with pytest.raises(manymax.ArgumentError, match=r"`alpha` must be in \[1, 2\]"):
+            manymax.linear_entmax_loss(*arguments, alpha=alpha)
+    softmax = manymax.linear_softmax_loss(*arguments)
+    assert torch.equal(manymax.linear_entmax_loss(*arguments, alpha=torch.tensor(1.0)), softmax)
+    sparsemax = manymax.linear_sparsemax_loss(*arguments)
+    assert torch.equal(manymax.linear_entmax_loss(*arguments, alpha=2), sparsemax)
+
+
+# Shapes ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_classes", [1, 2, 7, 15, 16, 17, 33])
+@pytest.mark.parametrize("case", CASES)
+def test_few_classes(case: Case, num_classes: int) -> None:
+    for kind, (dtype, bias) in itertools.product(KINDS, ((torch.float64, False), (torch.float32, True))):
+        if case.takes(kind):
+            problem = make_problem(6, num_classes=num_classes, bias=bias)
+            compare(case, problem, make_target(kind, 6, num_classes=num_classes), dtype=dtype)
+
+
+@pytest.mark.parametrize("batch", [(), (0,), (1,), (2, 0), (2, 3, 2)], ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_batch_shapes(case: Case, batch: tuple[int, ...]) -> None:
+    problem = make_problem(*batch, num_classes=40)
+    for kind, reduction in itertools.product(KINDS, ("none", "mean")):
+        if case.takes(kind):
+            target = make_target(kind, *batch, num_classes=40)
+            value = compare(case, problem, target, reduction=reduction)[0]
+            assert value.shape == (batch if reduction == "none" else ())
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("case", CASES)
+def test_rows_that_are_all_ignored_give_zero(case: Case, reduction: str) -> None:
+    problem = make_problem(9, num_classes=40)
+    for target, multilabel in itertools.product(
+        (
+            torch.full((9,), -100),
+            torch.full((9, 2), -100),
+            torch.zeros(9, 40, dtype=torch.bool),
+            torch.ones(9, dtype=torch.long),  # the class without weight
+        ),
+        ("sum", "normalized"),
+    ):
+        options = {"weight": class_weights(40), "multilabel": multilabel, "reduction": reduction}
+        results = compare(case, problem, target, **options)
+        assert all((result == 0).all() for result in results)
+
+
+@pytest.mark.parametrize("num_classes", [48, 301])
+@pytest.mark.parametrize("case", CASES)
+def test_strided_arguments(case: Case, num_classes: int) -> None:
+    """Transposed vectors, every second query, an expanded bias; 48 classes need no padding, so nothing is copied."""
+    problem = make_problem(20, num_classes=num_classes)
+    strided = Problem(
+        problem.input.repeat_interleave(2, 0)[::2],
+        problem.linear_weight.T.contiguous().T,
+        torch.ones((), dtype=torch.float64).expand(num_classes),
+    )
+    assert not strided.linear_weight.is_contiguous()
+    compare(case, strided, make_target("ids", 20, num_classes=num_classes))
+
+
+# Gradients ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 2), (1, 2)], ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_of_some_arguments_only(case: Case, wanted: tuple[int, ...]) -> None:
+    problem = make_problem(20, num_classes=301)
+    target = make_target("ids", 20, num_classes=301)
+    for reduction in ("mean", "none"):
+        value, *expected = value_and_gradients(case.plain, problem.leaves(), target, reduction=reduction)
+        parts = [part.requires_grad_(i in wanted) for i, part in enumerate(problem.leaves().parts())]
+        ours = case.head(Problem(*parts), target, reduction=reduction)
+        grads = torch.autograd.grad(ours, [parts[i] for i in wanted], upstream(ours))
+        agree([ours.detach(), *grads], [value, *(expected[i] for i in wanted)], TOLERANCE[torch.float64])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_without_gradients_the_value_is_the_same(case: Case) -> None:
+    problem, target = make_problem(20, num_classes=301), make_target("ids", 20, num_classes=301)
+    for reduction in ("mean", "none"):
+        value = case.head(problem, target, reduction=reduction)
+        assert not value.requires_grad
+        agree([value], [case.plain(problem, target, reduction=reduction)], TOLERANCE[torch.float64])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_by_differences(case: Case) -> None:
+    """Next to the exact scores of `make_problem`, because those may sit on a kink of sparsemax or a cut of rankmax."""
+    random = torch.Generator().manual_seed(0)
+    problem = make_problem(3, num_classes=6, seed=3).leaves()
+    parts = [part.detach() + torch.rand(part.shape, generator=random) / 9 for part in problem.parts()]
+    target = torch.tensor([[0, 4], [2, -100], [5, 1]])
+
+    def rows(*parts: Tensor) -> Tensor:
+        return case.head(Problem(*parts), target, reduction="none")
+
+    def mean(*parts: Tensor) -> Tensor:
+        return case.head(Problem(*parts), target, options={"retain_graph": True})
+
+    for loss in (rows, mean):
+        assert torch.autograd.gradcheck(loss, [part.requires_grad_() for part in parts])
+
+
+# Numerics ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("offset", [1e4, -1e4])
+@pytest.mark.parametrize("case", CASES)
+def test_an_offset_of_the_scores_costs_no_digits(case: Case, offset: float) -> None:
+    problem = make_problem(40, num_classes=301, regime="near")
+    assert problem.linear_bias is not None
+    shifted = Problem(problem.input, problem.linear_weight, problem.linear_bias + offset)
+    assert torch.equal(shifted.scores(), shifted.scores().float().double())
+    for kind, label_smoothing in itertools.product(("ids", "bool rows"), (0.0, 0.25)):
+        if case.takes(kind, label_smoothing):
+            target = make_target(kind, 40, num_classes=301)
+            for reduction in ("none", "mean"):
+                options = {"label_smoothing": label_smoothing, "reduction": reduction}
+                compare(case, shifted, target, dtype=torch.float32, **options)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_offset_from_the_queries_costs_no_digits(case: Case) -> None:
+    """The gradient in the queries has a sum of 301 terms of size 100 that cancel, so only the value is compared."""
+    problem = make_problem(12, num_classes=301, regime="near", bias=False)
+    problem.input[:, 0], problem.linear_weight[:, 0] = 100, 100
+    narrow = Problem(problem.input.float(), problem.linear_weight.float())
+    for kind, label_smoothing in itertools.product(("ids", "bool rows"), (0.0, 0.25)):
+        if case.takes(kind, label_smoothing):
+            target = make_target(kind, 12, num_classes=301)
+            options = {"label_smoothing": label_smoothing, "reduction": "none"}
+            agree([case.head(narrow, target, **options)], [case.plain(problem, target, **options)], 1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", CASES)
+def test_positives_without_any_probability(case: Case, dtype: torch.dtype) -> None:
+    """Some positives have a probability below 1e-30, some below the smallest number of the dtype."""
+    problem = make_problem(12, num_classes=40, regime="thin")
+    problem = Problem(problem.input * (4 if dtype == torch.float32 else 64), problem.linear_weight, problem.linear_bias)
+    for kind, label_smoothing in itertools.product(("ids", "padded ids", "bool rows"), (0.0, 0.25)):
+        if case.takes(kind, label_smoothing):
+            target = make_target(kind, 12, num_classes=40)
+            compare(case, problem, target, dtype=dtype, label_smoothing=label_smoothing)
+    smallest = math.log(torch.finfo(dtype).smallest_normal) - 40  # below it are denormal numbers, then none
+    assert (problem.scores().log_softmax(-1).amin(1) < smallest).all()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_masked_classes_get_no_gradient(case: Case) -> None:
+    problem = make_problem(12, num_classes=60, masked=True).leaves(torch.float32)
+    for kind in KINDS:
+        if case.takes(kind):
+            label_smoothing = 0.25 if case.member.smoothing else 0.0
+            target = make_target(kind, 12, num_classes=60)
+            results = value_and_gradients(case.head, problem, target, label_smoothing=label_smoothing)
+            assert (results[2][3::5] == 0).all()
+            assert (results[3][3::5] == 0).all()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_where_values_cannot_be_looked_at(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a device whose values the host does not wait for: nothing is checked, and everything else is the same."""
+    for module in ("linear", "moments", "target"):
+        monkeypatch.setattr(f"manymax.heads.{module}.visible", lambda *_: False, raising=False)
+    problem = make_problem(12, num_classes=60, masked=True)
+    label_smoothing = 0.25 if case.member.smoothing else 0.0
+    for kind, multilabel in itertools.product(KINDS, ("sum", "normalized")):
+        if case.takes(kind):
+            target = make_target(kind, 12, num_classes=60)
+            compare(case, problem, target, multilabel=multilabel, label_smoothing=label_smoothing)
+
+
+# Scores that are refused -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("case", CASES)
+def test_nan_and_infinite_scores_are_refused(case: Case, reduction: str) -> None:
+    """In rows that count and in rows that do not, as by the plain loss."""
+    for value, label in itertools.product((torch.nan, torch.inf), (3, -100)):
+        problem = make_problem(8, num_classes=40)
+        problem.input[5, 0] = value
+        target = make_target("ids", 8, num_classes=40)
+        target[5] = label
+        for loss in (case.plain, case.head):
+            with pytest.raises(manymax.ArgumentError, match=r"must not hold (nan|\+inf)"):
+                loss(problem, target, reduction=reduction)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", CASES)
+def test_masked_positives_are_refused(case: Case, kind: str) -> None:
+    if not case.takes(kind):
+        pytest.skip("the plain loss takes no such target")
+    problem = make_problem(8, num_classes=40)
+    assert problem.linear_bias is not None
+    target = make_target(kind, 8, num_classes=40)
+    listed = (
+        [int(i) for i in target[target != -100].flatten()[:1]] if "ids" in kind else target[0].nonzero()[0].tolist()
+    )
+    problem.linear_bias[listed] = -torch.inf
+    for reduction in ("mean", "none"):
+        with pytest.raises(manymax.ArgumentError, match="masked class cannot be a positive"):
+            case.head(problem, target, reduction=reduction)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_mask_on_every_class_is_refused(case: Case) -> None:
+    problem = make_problem(8, num_classes=40)
+    masked = Problem(problem.input, problem.linear_weight, torch.full((40,), -torch.inf, dtype=torch.float64))
+    for target in (make_target("ids", 8, num_classes=40), torch.full((8,), -100)):
+        for loss in (case.plain, case.head):
+            with pytest.raises(manymax.ArgumentError, match="masked"):
+                loss(masked, target)
