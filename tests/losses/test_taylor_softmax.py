@@ -41,6 +41,21 @@ def test_fifty_digits(
     torch.testing.assert_close(grad[0].double(), slope, **close)
 
 
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 1e-5)])
+def test_terms_that_cancel_below_zero(order: int, dtype: torch.dtype, tolerance: float) -> None:
+    """Between -8 and 0 the terms of f are far larger than f: the loss of such a label shows every lost digit."""
+    values = torch.linspace(-8, 0, 33, dtype=dtype)
+    scores = values.expand(33, 33).clone().requires_grad_()
+    loss = taylor_softmax_loss(scores, torch.arange(33), order=order, reduction="none")
+    (grad,) = torch.autograd.grad(loss.sum(), scores)
+    row = values.tolist()
+    expected = reference.as_tensor([reference.taylor_loss(row, y, order) for y in range(33)])
+    slopes = reference.as_tensor([reference.taylor_gradient(row, y, order)[y] for y in range(33)])
+    torch.testing.assert_close(loss.double(), expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(grad.diagonal().double(), slopes, rtol=tolerance, atol=tolerance)
+
+
 @pytest.mark.parametrize("order", [2, 4])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 1e-5)])
 @pytest.mark.parametrize("num_classes", [3, 600])
