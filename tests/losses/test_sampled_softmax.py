@@ -590,6 +590,17 @@ def test_the_rule_of_thumb_is_no_guarantee() -> None:
     assert delta / exact > 1.9
 
 
+def test_the_rule_of_thumb_needs_both_halves() -> None:
+    """Many draws of the likeliest class, or a small chi2 / k, are not enough alone."""
+    probs = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    starved, even = torch.tensor([[0.9, 0.0005, 0.0995], [0.4, 0.3, 0.3]], dtype=torch.float64)
+    exact, delta, _, _ = bias.delta_row(probs, starved, 50)
+    assert delta / exact > 2
+    assert not bias.delta_holds(probs, starved, 50)
+    assert not bias.delta_holds(probs, even, 40)
+    assert bias.delta_holds(probs, even, 60)
+
+
 def test_importance_sampling_at_one_negative_is_off_by_a_divergence() -> None:
     scores, q = distribution("zipf", 7).log(), distribution("reversed", 7)
     probs = scores.exp()

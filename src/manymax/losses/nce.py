@@ -68,15 +68,15 @@ def nce_loss(
     shift = shift + math.log(sample.num_negatives)
     positive_logits = sample.positive - sample.log_q_positive - shift
     noise_logits = sample.negative - sample.log_q_negative - shift.unsqueeze(-1)
-    # a score of -inf is a masked class: no term, and no nan in its gradient
-    live = noise_logits != -torch.inf
-    terms = torch.where(live, _softplus(torch.where(live, noise_logits, 0)), 0)
-    rows = _softplus(-positive_logits) + terms.sum(-1)
+    rows = _softplus(-positive_logits) + _softplus(noise_logits).sum(-1)
     return reduce(rows, torch.ones_like(rows), reduction).to(sample.dtype)
 
 
 def _softplus(values: Tensor) -> Tensor:
-    """log(1 + exp(x)) to full precision; torch's own softplus is x beyond 20, which is 2e-9 off."""
+    """log(1 + exp(x)) to full precision, and 0 with derivatives 0 at x = -inf, a masked class.
+
+    torch's own softplus is x beyond 20, which is 2e-9 off.
+    """
     return -logsigmoid(-values)
 
 
