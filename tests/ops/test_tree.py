@@ -96,9 +96,9 @@ def test_same_lengths_as_with_a_heap_for_many_classes(arity: int, seed: int) -> 
 
 
 def test_integers_are_added_exactly() -> None:
-    # in float64, 2^53 + 1 would be 2^53, a tie with the other class
-    counts = [2**53, 1, 2**53 + 1]
-    assert HuffmanTree(counts).lengths.tolist() == heap_lengths(counts, 2) == [2, 2, 1]
+    # in float64, 2^53 + 1 would be 2^53, a tie with the last class
+    counts = [2**53 + 1, 1, 2**53]
+    assert HuffmanTree(counts).lengths.tolist() == heap_lengths(counts, 2) == [1, 2, 2]
     assert HuffmanTree([2**62] * 4).lengths.tolist() == [2] * 4  # the sum does not fit into int64
 
 
@@ -185,8 +185,8 @@ def test_mean_length_is_within_one_bit_of_the_entropy(seed: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.float16, torch.bfloat16, torch.float64, torch.bool])
 def test_counts_of_any_real_dtype(dtype: torch.dtype) -> None:
-    counts = torch.tensor([1, 0, 1, 1]).to(dtype)
-    assert HuffmanTree(counts).lengths.tolist() == heap_lengths([1, 0, 1, 1], 2)
+    counts = torch.tensor([1, 0, 0, 0]).to(dtype)
+    assert HuffmanTree(counts).lengths.tolist() == heap_lengths([1, 0, 0, 0], 2) == [1, 3, 3, 2]
 
 
 @pytest.mark.parametrize(
@@ -380,12 +380,25 @@ def test_search_gives_up_beyond_its_budget() -> None:
 
 def test_search_gives_up_where_too_few_leaves_are_left() -> None:
     model = Model(HuffmanTree([1, 2, 3, 4]), 2, 1.0, torch.Generator().manual_seed(0))
-    best = search(model, 2, width=2, exclude=torch.tensor([[0, 1, 3], [-1, -1, 9]]))
-    assert best.complete.tolist() == [False, True]
+    best = search(model, 2, width=4, exclude=torch.tensor([[0, 1, 3], [int(model.log_probs[1].argmax()), -1, 9]]))
+    assert best.complete.tolist() == [False, True]  # excluded leaves do not raise the floor
+    assert best.ids[1].tolist() == model.log_probs[1].argsort(descending=True)[1:3].tolist()
+
+
+def test_search_gives_up_where_the_two_passes_disagree() -> None:
+    # the second pass opens one node at a time; if its numbers came out lower, the leaves of the first would be missing
+    model = Model(HuffmanTree([1, 1, 1, 1]), 2, 1.0, torch.Generator().manual_seed(0))
+
+    def lower(rows: Tensor, nodes: Tensor) -> Tensor:
+        return model(rows, nodes) - 1e-3 * ((nodes.shape[1] == 1) & (nodes > 0)).unsqueeze(-1)
+
+    excluded = Excluded(torch.empty(2, 0, dtype=torch.long), 4)
+    best = best_leaves(model.tree, lower, torch.zeros(2).double(), 4, width=4, budget=99, excluded=excluded)
+    assert not best.complete.any()
 
 
 def test_excluded_pairs() -> None:
-    excluded = Excluded(torch.tensor([[2, -100], [0, 3], [7, -1]]), num_classes=4)
+    excluded = Excluded(torch.tensor([[2, 5], [0, -100], [7, -1]]), num_classes=4)  # only 2 and 0 are classes
     table = excluded(torch.arange(3).unsqueeze(-1), torch.arange(4))
-    assert table.int().tolist() == [[0, 0, 1, 0], [1, 0, 0, 1], [0, 0, 0, 0]]
+    assert table.int().tolist() == [[0, 0, 1, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
     assert not Excluded(torch.empty(3, 0, dtype=torch.long), 4)(torch.arange(3), torch.arange(3)).any()
