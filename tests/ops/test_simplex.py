@@ -185,8 +185,7 @@ def test_candidates_hold_the_whole_support(alpha: float) -> None:
         found = simplex.candidates(scores, alpha - 1)
         support = bisection(scores, alpha) > 0
         for row in found.good.nonzero().flatten().tolist():
-            columns = torch.arange(found.scores.shape[1])
-            classes = found.classes(columns, torch.full_like(columns, row), scores.shape[1])
+            classes = found.ids[row]
             assert torch.equal(scores[row, classes], found.scores[row])
             assert set(support[row].nonzero().flatten().tolist()) <= set(classes.tolist())
             assert len(set(classes.tolist())) == len(classes)

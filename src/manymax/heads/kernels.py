@@ -164,25 +164,25 @@ def rankmax_kernel() -> Kernel:
         if target.ids is None:
             target = _listed(target)
         wanted = target.weights != 0
-        cuts = torch.where(wanted, target.pick(scores) - 1, torch.inf)  # (n, P); a missing positive has no violator
+        labels = torch.where(wanted, target.pick(scores), torch.inf)  # (n, P); a missing positive has no violator
         heads = simplex.group_maxima(scores)
         check_finite(heads.amax(1))
-        if (cuts == -torch.inf).any():
+        if (labels == -torch.inf).any():
             raise ArgumentError("`target` names a class whose score is -inf: a masked class cannot be a positive.")
-        lowest = cuts.amin(1, keepdim=True)
-        found = simplex.collect(scores, heads, lowest, lowest)
+        lowest = labels.amin(1, keepdim=True)
+        found = simplex.collect(scores, heads, lowest, lowest, torch.full_like(lowest, -1.0))
         wide = (~found.good).nonzero().squeeze(1)
         few = found.good.nonzero().squeeze(1)
         result = Result(scores.new_zeros(scores.shape[0]))
         if len(few):
-            part, losses = _rankmax_few(target, few, cuts, found, block)
+            part, losses = _rankmax_few(target, few, labels, found, block)
             result.losses[few] = losses
             if part is not None:
                 result.parts.append(part)
         if len(wide):
             everything = len(wide) == scores.shape[0]
             table = scores if everything else scores[wide]
-            dense, losses = _rankmax_wide(target[wide], table, cuts[wide])
+            dense, losses = _rankmax_wide(target[wide], table, labels[wide])
             result.losses[wide] = losses
             if dense is not None:
                 result.parts.append(replace(dense, rows=None if everything else wide))
@@ -199,13 +199,13 @@ def _listed(target: RowTarget) -> RowTarget:
 
 
 def _rankmax_few(
-    target: RowTarget, few: Tensor, cuts: Tensor, found: simplex.Candidates, block: Block
+    target: RowTarget, few: Tensor, labels: Tensor, found: simplex.Candidates, block: Block
 ) -> tuple[Sparse | None, Tensor]:
     dtype, scores = block.scores.dtype, found.scores[few].double()
     losses, table, minus = scores.new_zeros(len(few)), torch.zeros_like(scores), []
-    for p in range(cuts.shape[1]):
-        weight, cut = target.weights[few, p].double(), cuts[few, p].double()
-        violation = torch.relu(scores - cut.unsqueeze(1))
+    for p in range(labels.shape[1]):
+        weight, label = target.weights[few, p].double(), labels[few, p, None].double()
+        violation = (scores - label).add_(1).clamp_(min=0)
         total = torch.where(weight != 0, violation.sum(1), 1)
         losses += weight * total.log()
         if target.coefficient is None:
@@ -230,15 +230,15 @@ def _rankmax_few(
     return merged, losses.to(dtype)
 
 
-def _rankmax_wide(target: RowTarget, scores: Tensor, cuts: Tensor) -> tuple[Dense | None, Tensor]:
+def _rankmax_wide(target: RowTarget, scores: Tensor, labels: Tensor) -> tuple[Dense | None, Tensor]:
     """Overwrites `scores` if there is one positive per row."""
     losses = scores.new_zeros(scores.shape[0])
-    single = cuts.shape[1] == 1
+    single = labels.shape[1] == 1
     table = scores if single else torch.zeros_like(scores)
     scratch = scores if single else torch.empty_like(scores)
-    for p in range(cuts.shape[1]):
+    for p in range(labels.shape[1]):
         weight = target.weights[:, p]
-        violation = torch.sub(scores, cuts[:, p, None], out=scratch).clamp_(min=0)
+        violation = torch.sub(scores, labels[:, p, None], out=scratch).add_(1).clamp_(min=0)
         total = torch.where(weight != 0, violation.sum(1), 1)
         losses += weight * total.log()
         if target.coefficient is None:

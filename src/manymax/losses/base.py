@@ -72,9 +72,9 @@ def read_target(
         raise ArgumentTypeError(f"`target` must be a tensor; got {type(target).__name__}.")
     if target.is_complex():
         raise ArgumentTypeError(f"`target` must hold ids, a bool row or a float row; got dtype {target.dtype}.")
-    class_weight = _read_weight(scores, weight)
     rowwise = target.dtype == torch.bool or target.is_floating_point()
     _check_shape(scores, target, rowwise)
+    class_weight = _read_weight(scores, weight)
     if rowwise:
         return _read_rows(scores, target, class_weight, multilabel)
     return _read_ids(scores, target, class_weight, ignore_index, multilabel)
@@ -127,12 +127,12 @@ def _check_distribution(rows: Tensor, total: Tensor, dtype: torch.dtype) -> None
         return
     # a sum of C rounded entries; half precision rows are as good as their rounding
     slack = max(1e-3, 8 * torch.finfo(dtype).eps)
-    wrong = ~(((total - 1).abs() <= slack) | (total == 0))
-    if wrong.any() or (rows < 0).any():
+    wrong = ~(((total - 1).abs() <= slack) | (total == 0)) | (rows < 0).any(-1)
+    if wrong.any():
         raise ArgumentError(
-            "`target` as float rows must be non-negative and sum to 1 (or to 0, for a row without a positive); got a row"
-            f" that sums to {total[wrong][0].item() if wrong.any() else total.flatten()[0].item():.6g} or a negative entry."
-            " Pass several positives as bool rows or as padded ids."
+            "`target` as float rows must be non-negative and sum to 1 (or to 0, for a row without a positive); got a"
+            f" row with sum {total[wrong][0].item():.6g} and smallest entry {rows[wrong][0].min().item():.6g}. Pass"
+            " several positives as bool rows or as padded ids."
         )
 
 
@@ -156,12 +156,13 @@ def _read_ids(scores: Tensor, target: Tensor, weight: Tensor | None, ignore_inde
 
 def _check_not_many_hot(scores: Tensor, target: Tensor) -> None:
     """Integer rows of C zeros and ones are a many-hot row with the wrong dtype, not C ids."""
-    if target.shape == scores.shape and scores.shape[-1] > 2 and target.numel() and visible(target):
-        if bool(((target == 0) | (target == 1)).all()):
-            raise ArgumentTypeError(
-                f"`target` of dtype {target.dtype} and the shape of `scores` holds only 0 and 1: a many-hot row must be"
-                " bool. Pass `target.bool()`."
-            )
+    if target.shape != scores.shape or scores.shape[-1] <= 2 or not target.numel() or not visible(target):
+        return
+    if bool(((target == 0) | (target == 1)).all()):
+        raise ArgumentTypeError(
+            f"`target` of dtype {target.dtype} and the shape of `scores` holds only 0 and 1: a many-hot row must be"
+            " bool. Pass `target.bool()`."
+        )
 
 
 def _check_range(ids: Tensor, positive: Tensor, num_classes: int, ignore_index: int) -> None:

@@ -211,10 +211,21 @@ def omega(probs: Tensor, alpha: float | Tensor = 1.5) -> Tensor:
     return (probs * torch.where(beta > 0, (beta * x).expm1() / safe, x) / alpha).sum(-1)
 
 
+def _slope(probs: Tensor, alpha: float | Tensor) -> Tensor:
+    """The gradient of Omega, (p^beta - 1) / beta + 1 / alpha with beta = alpha - 1, at zeros too."""
+    alpha = read_alpha(alpha, probs)
+    beta, x = alpha - 1, probs.log()
+    safe = torch.where(beta > 0, beta, 1)
+    return torch.where(beta > 0, (safe * x).expm1() / safe, x) + 1 / alpha
+
+
 def foundation(alpha: float | Tensor = 1.5) -> FenchelYoung:
     """The Fenchel-Young pair of alpha-entmax."""
     return FenchelYoung(
-        partial(entmax, alpha=alpha), partial(omega, alpha=alpha), potential=partial(potential, alpha=alpha)
+        partial(entmax, alpha=alpha),
+        partial(omega, alpha=alpha),
+        slope=partial(_slope, alpha=alpha),
+        potential=partial(potential, alpha=alpha),
     )
 
 
@@ -289,7 +300,7 @@ class EntmaxLoss(ExactLoss):
         return entmax_loss(scores, target, alpha=self.alpha, **self.options())
 
     def extra_repr(self) -> str:
-        alpha = self.alpha
+        alpha = torch.as_tensor(self.alpha).detach()
         return f"alpha={float(alpha):.4g}, learnable={self.fixed_alpha is None}, {super().extra_repr()}"
 
 

@@ -71,6 +71,8 @@ class FenchelYoung:
     Args:
         map: scores (..., C) to probabilities (..., C), the gradient of Omega*; shift invariant.
         omega: probabilities (..., C) to Omega (...), the same value at every vertex of the simplex.
+        slope: optional, the gradient of Omega, (..., C); by autograd if not given, which needs an Omega that is
+            differentiable at zero probabilities too.
         potential: optional and for speed, (scores, total, ids, weights) to
             (total (Omega*(s) - max s) - sum_i weights_i (s_i - max s), max s), (...) each; the sum runs over
             ids (..., P), or is left out where they are None. A pair that gives one must have Omega = 0 at
@@ -89,9 +91,10 @@ class FenchelYoung:
         tensor([[-0.3000,  0.3000,  0.0000]])
     """
 
-    def __init__(self, map: Map, omega: Map, *, potential: Potential | None = None) -> None:
+    def __init__(self, map: Map, omega: Map, *, slope: Map | None = None, potential: Potential | None = None) -> None:
         self.map = map
         self.omega = omega
+        self._slope = slope
         self._potential = potential
 
     def relative(self, scores: Tensor) -> tuple[Tensor, Tensor]:
@@ -116,7 +119,7 @@ class FenchelYoung:
 
     def bregman(self, probs: Tensor, other: Tensor) -> Tensor:
         """D(probs, other) of Omega, (...); +inf where Omega is infinitely steep and they differ."""
-        slope = torch.func.grad(lambda q: self.omega(q).sum())(other)
+        slope = torch.func.grad(lambda q: self.omega(q).sum())(other) if self._slope is None else self._slope(other)
         step = probs - other
         linear = torch.where(step != 0, slope * step, 0).sum(-1)
         return self.omega(probs) - self.omega(other) - linear
@@ -134,8 +137,9 @@ class FenchelYoung:
     ) -> Tensor:
         """The loss with the arguments of `torch.nn.functional.cross_entropy`; see `softmax_loss`."""
         check_options(reduction, label_smoothing, multilabel)
-        read = read_target(scores, target, weight, ignore_index, multilabel)
+        check_scores(scores)
         work, dtype = working(scores)
+        read = read_target(work, target, weight, ignore_index, multilabel)
         rows, total = self._rows(work, read, weight, label_smoothing)
         if multilabel == "normalized":
             mixed = normalized_weights(work, read, weight, label_smoothing)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from manymax.errors import ArgumentError, ArgumentTypeError
-from manymax.losses.base import check_options, read_target
+from manymax.losses.base import check_options, check_positives, read_target
 from manymax.losses.facts import Fact, Facts, Formulas, Member
 from manymax.losses.module import ExactLoss
 from manymax.ops.checks import check_finite, check_scores, visible, working
@@ -51,10 +51,11 @@ def rankmax(scores: Tensor, target: Tensor, dim: int = -1) -> Tensor:
         raise ArgumentError("`target` of the rankmax map must hold one id per row: the map is defined given one label.")
     if visible(read.weights) and not read.weights.all():
         raise ArgumentError("`target` of the rankmax map must name a class in every row; got `ignore_index` (-100).")
-    violation = torch.relu(work - (work.gather(-1, read.ids) - 1))
+    label = work.gather(-1, read.ids)
+    check_finite(work.amax(-1))
+    check_positives(label)
+    violation = torch.relu(work - label + 1)
     probs = violation / violation.sum(-1, keepdim=True)
-    if visible(probs):
-        _check_values(work, probs[..., 0])
     return probs.to(dtype).movedim(-1, dim)
 
 
@@ -68,8 +69,10 @@ class _Violations(torch.autograd.Function):
 
     @staticmethod
     def forward(scores: Tensor, ids: Tensor) -> Tensor:
-        cuts = scores.gather(-1, ids) - 1  # (..., P)
-        return torch.stack([torch.relu(scores - cut.unsqueeze(-1)).sum(-1) for cut in cuts.unbind(-1)], -1)
+        labels = scores.gather(-1, ids)  # (..., P)
+        # the difference comes first: s_y - 1 would be rounded to s_y where scores are large
+        sums = [torch.relu(scores - label.unsqueeze(-1) + 1).sum(-1) for label in labels.unbind(-1)]
+        return torch.stack(sums, -1) if sums else torch.ones_like(labels)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
@@ -78,14 +81,14 @@ class _Violations(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         scores, ids = ctx.saved_tensors
-        cuts = scores.gather(-1, ids) - 1
+        labels = scores.gather(-1, ids)
         total = torch.zeros_like(scores)
         sizes = []
-        for cut, g in zip(cuts.unbind(-1), grad.unbind(-1), strict=True):
-            support = (scores > cut.unsqueeze(-1)).to(scores.dtype)
+        for label, g in zip(labels.unbind(-1), grad.unbind(-1), strict=True):
+            support = (scores - label.unsqueeze(-1) > -1).to(scores.dtype)
             total = total + support * g.unsqueeze(-1)
             sizes.append(support.sum(-1))
-        return total.scatter_add(-1, ids, -torch.stack(sizes, -1) * grad), None
+        return total.scatter_add(-1, ids, -torch.stack(sizes, -1) * grad) if sizes else total, None
 
 
 def _all_violations(scores: Tensor) -> Tensor:
@@ -97,11 +100,11 @@ def _all_violations(scores: Tensor) -> Tensor:
     maximum = scores.amax(-1, keepdim=True).detach()
     live = scores > -torch.inf
     d = torch.where(live, scores - maximum, 0).double()
-    order = torch.where(live, scores, -torch.inf).argsort(-1, descending=True)
-    ranked = scores.gather(-1, order).detach()
+    ranked = torch.where(live, d.detach(), -torch.inf)
+    order = ranked.argsort(-1, descending=True)
     prefix = d.gather(-1, order).cumsum(-1)
-    cut = torch.where(live, scores, maximum).detach() - 1
-    size = torch.searchsorted(-ranked, -cut)  # how many scores are strictly above the cut
+    # how many scores are strictly above s_y - 1
+    size = torch.searchsorted(-ranked.gather(-1, order), (1 - d.detach()).contiguous())
     return (prefix.gather(-1, size - 1) - size * (d - 1)).to(scores.dtype)
 
 
@@ -117,14 +120,6 @@ def check_target(target: Tensor, label_smoothing: float = 0.0) -> None:
             f"`label_smoothing` must be 0 for rankmax; got {label_smoothing}. Each smoothed class needs a sum over all"
             " classes of its own, so smoothing would cost C^2."
         )
-
-
-def _check_values(scores: Tensor, signal: Tensor) -> None:
-    """`signal` (...) is finite unless a row holds nan, +inf or a masked positive."""
-    if signal.isfinite().all():
-        return
-    check_finite(scores.amax(-1))
-    raise ArgumentError("`target` names a class whose score is -inf: a masked class cannot be a positive.")
 
 
 def rankmax_loss(
@@ -157,13 +152,13 @@ def rankmax_loss(
     """
     check_options(reduction, label_smoothing, multilabel)
     check_target(target, label_smoothing)
-    read = read_target(scores, target, weight, ignore_index, multilabel)
+    check_scores(scores)
     work, dtype = working(scores)
+    read = read_target(work, target, weight, ignore_index, multilabel)
+    check_finite(work.amax(-1))
+    check_positives(read.pick(work))
     sums = _all_violations(work) if read.ids is None else _Violations.apply(work, read.ids)
     weights = read.weights.to(sums.dtype)
-    if visible(sums):
-        _check_values(work, torch.where(weights != 0, sums, 1))
-        check_finite(work.amax(-1))
     rows = (weights * torch.where(weights != 0, sums, 1).log()).sum(-1)
     if multilabel == "normalized":
         total = weights.sum(-1)
@@ -210,7 +205,7 @@ MEMBER = Member(
         ),
         calibrated=Fact(
             False,
-            "never inverts an order, but the risk minimiser ties distinct classes: for p = (.6, .22, .18) it is (1, 0, 0)",
+            "never inverts an order, but the risk minimiser ties distinct classes: p = (.6, .22, .18) gives (1, 0, 0)",
             "derived",
             "contradicted",
             printed="consistent",

@@ -174,7 +174,7 @@ def omega(probs: Tensor) -> Tensor:
 
 def foundation() -> FenchelYoung:
     """The Fenchel-Young pair of RG, on the hyperplane sum p = 1 instead of the simplex."""
-    return FenchelYoung(rg, omega, potential=potential)
+    return FenchelYoung(rg, omega, slope=lambda probs: probs.shape[-1] * probs, potential=potential)
 
 
 def rg_loss(
@@ -204,8 +204,9 @@ def rg_loss(
         tensor(0.8286)
     """
     check_options(reduction, label_smoothing, multilabel)
-    read = read_target(scores, target, weight, ignore_index, multilabel)
+    check_scores(scores)
     work, dtype = working(scores)
+    read = read_target(work, target, weight, ignore_index, multilabel)
     value, base = _relative(work)
     rows, total = row_losses(value, work, read, weight, label_smoothing, base.unsqueeze(-1))
     if multilabel == "normalized":

@@ -110,8 +110,9 @@ def taylor_softmax_loss(
     """
     check_order(order)
     check_options(reduction, label_smoothing, multilabel)
-    read = read_target(scores, target, weight, ignore_index, multilabel)
+    check_scores(scores)
     work, dtype = working(scores)
+    read = read_target(work, target, weight, ignore_index, multilabel)
     terms = _terms(work, order)
     log_terms = torch.where(terms > 0, torch.where(terms > 0, terms, 1).log(), -torch.inf)
     rows, total = row_losses(terms.sum(-1).log(), log_terms, read, weight, label_smoothing)

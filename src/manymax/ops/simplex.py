@@ -72,7 +72,7 @@ def _log_top(level: Tensor, beta: Order) -> Tensor:
 def _bases_(d: Tensor, level: Tensor, beta: Order) -> Tensor:
     """Overwrite d = s - max s with u = max(0, w + beta d)."""
     if _in_v(beta):
-        return d.add_(level).mul_(beta).add_(1).clamp_(min=0)
+        return d.add_(level).clamp_(min=torch.finfo(d.dtype).min / 4).mul_(beta).add_(1).clamp_(min=0)
     if beta != 1:
         d.mul_(beta)
     return d.add_(level).clamp_(min=0)
@@ -91,17 +91,23 @@ def floored_exp_(x: Tensor) -> Tensor:
 def _powers(d: Tensor, level: Tensor, beta: Order) -> Tensor:
     """p = u^(1/beta) from d = s - max s, overwriting d."""
     if isinstance(beta, Tensor):
-        v = d + level
+        v = (d + level).clamp_(min=torch.finfo(d.dtype).min / 4)  # a masked class: 0 times -inf is no number
         log_p = (beta * v).clamp_(min=-1).log1p_() / torch.where(beta > 0, beta, 1)
         return d.copy_(torch.where(beta > 0, log_p, v).exp_())
     if beta == 1:
         return _bases_(d, level, beta)
     if beta == 0.5:
         return _bases_(d, level, beta).square_()
-    floor = math.exp(beta * _LOW[d.dtype])  # u this small has p = 0, and log(0) is slow
+    floor = _floor(beta, d.dtype)  # u this small has p = 0, and log(0) is slow
     if _in_v(beta):
         return floored_exp_(d.add_(level).mul_(beta).clamp_(min=floor - 1).log1p_().div_(beta))
     return floored_exp_(_bases_(d, level, beta).clamp_(min=floor).log_().div_(beta))
+
+
+def _floor(beta: Order, dtype: torch.dtype) -> float:
+    """A base u whose power u^(1/beta) is below what counts as 0, by more than rounding can bring it back."""
+    tiny = torch.finfo(dtype).tiny
+    return tiny if isinstance(beta, Tensor) else max(tiny, math.exp(1.2 * beta * _LOW[dtype]))
 
 
 def _sums(d: Tensor, level: Tensor, beta: Order, scratch: Tensor) -> tuple[Tensor, Tensor]:
@@ -113,7 +119,7 @@ def _sums(d: Tensor, level: Tensor, beta: Order, scratch: Tensor) -> tuple[Tenso
         return (first, second) if beta == 1 else (second, first)
     p = _powers(d.clone(), level, beta)
     total = p.sum(-1, keepdim=True)
-    return total, p.div_(u.clamp_(min=torch.finfo(u.dtype).tiny)).sum(-1, keepdim=True)
+    return total, p.div_(u.clamp_(min=_floor(beta, u.dtype))).sum(-1, keepdim=True)
 
 
 def _newton(d: Tensor, beta: Order, start: Tensor | None = None, mass: float = 1.0) -> Tensor:
@@ -165,7 +171,7 @@ def candidates(scores: Tensor, beta: float) -> Candidates:
     bound = _newton(heads - maximum, beta)
     # the bound is a root in working precision: widen it by more than its error
     cut = -1 / beta - (bound + 1e-4) if _in_v(beta) else -(bound * (1 + 1e-4)) / beta
-    return collect(scores, heads, maximum, maximum + cut)
+    return collect(scores, heads, maximum, maximum, cut)
 
 
 def group_maxima(scores: Tensor) -> Tensor:
@@ -176,19 +182,21 @@ def group_maxima(scores: Tensor) -> Tensor:
     return torch.cat([grouped.amax(1), scores[:, GROUP * width :]], 1) if classes % GROUP else grouped.amax(1)
 
 
-def collect(scores: Tensor, heads: Tensor, maximum: Tensor, cut: Tensor) -> Candidates:
-    """The classes above `cut` (rows, 1), found through few open groups, or by selection where more are open.
+def collect(scores: Tensor, heads: Tensor, maximum: Tensor, reference: Tensor, cut: Tensor) -> Candidates:
+    """The classes with s - reference > cut, (rows, 1) each: through few open groups or, where more are, by selection.
+
+    The difference comes first: reference + cut would be rounded to the reference where scores are large.
 
     A row with more than a sixteenth of the classes above the cut is not good: its candidates would cost more than the
     row itself.
     """
     rows, classes = scores.shape
     width = classes // GROUP
-    count = (heads[:, :width] > cut).sum(1)
+    count = (heads[:, :width] - reference > cut).sum(1)
     k = int(count.max())
     if k > max(1, width // 8) or width == 0:
         # if most groups are open there are more classes above the cut than groups: no row is good, nothing to select
-        return _select(scores, maximum, cut, bool((count <= 0.63 * width).any()))
+        return _select(scores, maximum, reference, cut, bool((count <= 0.63 * width).any()))
     chosen = heads[:, :width].topk(k, sorted=False).indices  # (rows, k) groups; group l holds l, l + width, ...
     grouped = scores[:, : GROUP * width].view(rows, GROUP, width)
     picked = grouped.gather(2, chosen[:, None, :].expand(rows, GROUP, k)).reshape(rows, GROUP * k)
@@ -199,13 +207,13 @@ def collect(scores: Tensor, heads: Tensor, maximum: Tensor, cut: Tensor) -> Cand
     return Candidates(maximum, torch.cat([picked, heads[:, width:]], 1), torch.cat([ids, tail], 1), good)
 
 
-def _select(scores: Tensor, maximum: Tensor, cut: Tensor, some: bool) -> Candidates:
+def _select(scores: Tensor, maximum: Tensor, reference: Tensor, cut: Tensor, some: bool) -> Candidates:
     if not some:
         none = torch.zeros(len(scores), dtype=torch.bool, device=scores.device)
         return Candidates(maximum, maximum, torch.zeros_like(maximum, dtype=torch.long), none)
     blocks = row_blocks(*scores.shape)
     # a sum of signs in cache is several times faster than counting a bool table
-    count = torch.cat([(scores[b] - cut[b]).clamp_(min=0).sign_().sum(1) for b in blocks])
+    count = torch.cat([(scores[b] - reference[b]).sub_(cut[b]).clamp_(min=0).sign_().sum(1) for b in blocks])
     good = count <= max(1, scores.shape[1] // GROUP)
     picked, ids = scores.topk(max(1, int(torch.where(good, count, 0).max())), sorted=False)
     return Candidates(maximum, picked, ids, good)
