@@ -136,6 +136,13 @@ class TaylorSoftmaxLoss(ExactLoss):
         return f"order={self.order}, {super().extra_repr()}"
 
 
+def _smoothness(num_classes: int, order: int = 2) -> float:
+    """A bound of the Hessian norm: 2 from -log f(s_y), 1/C from log F; nan where none is known."""
+    if num_classes == 1:
+        return 0.0
+    return 2 + 1 / num_classes if order == 2 else math.nan
+
+
 MEMBER = Member(
     name="taylor_softmax",
     title="Taylor-softmax",
@@ -161,7 +168,7 @@ MEMBER = Member(
             "at most 2 + 1/C at order 2; no constant is known for higher orders",
             "derived",
             "derived",
-            fn=lambda num_classes, order=2: (2 + 1 / num_classes) if order == 2 and num_classes > 1 else math.nan,
+            fn=_smoothness,
         ),
         cost=Fact(
             "linear",
