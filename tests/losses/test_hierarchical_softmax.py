@@ -415,7 +415,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "search":
         monkeypatch.setattr(tree_model, "GATHER_COST", 1e-9)
     if request.param == "all":
-        monkeypatch.setattr(tree_model, "GATHER_COST", math.inf)
+        monkeypatch.setattr(tree_model, "GATHER_COST", 1e30)
     return request.param
 
 

@@ -318,18 +318,18 @@ class HierarchicalSoftmaxLoss(ExactLoss):
             -inf and the id is `ignore_index`.
         """
         _refuse(linear_weight)
+        rows, model, dtype = _read(input, self.node_vectors, self.tree, self.node_bias, sparse=False)
         num_classes, batch = self.tree.num_classes, input.shape[:-1]
         if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= num_classes:
             raise ArgumentError(f"`k` must be an integer in [1, {num_classes}], the number of classes; got {k!r}.")
-        rows, model, dtype = _read(input, self.node_vectors, self.tree, self.node_bias, sparse=False)
+        if exclude is None:
+            exclude = torch.empty(*batch, 0, dtype=torch.long, device=input.device)
+        _check_ids("exclude", exclude, num_classes, self.ignore_index)
+        if exclude.shape[:-1] != batch:
+            raise ArgumentError(f"`exclude` must have shape {(*batch, 'X')}; got {tuple(exclude.shape)}.")
+        listed = exclude.reshape(len(rows), exclude.shape[-1]).long()
+        listed = torch.where(listed == self.ignore_index, -1, listed)
         with _full_precision(rows):
-            if exclude is None:
-                exclude = torch.empty(*batch, 0, dtype=torch.long, device=input.device)
-            _check_ids("exclude", exclude, num_classes, self.ignore_index)
-            if exclude.shape[:-1] != batch:
-                raise ArgumentError(f"`exclude` must have shape {(*batch, 'X')}; got {tuple(exclude.shape)}.")
-            listed = exclude.reshape(len(rows), exclude.shape[-1]).long()
-            listed = torch.where(listed == self.ignore_index, -1, listed)
             values, ids = model.topk(rows, k, listed, self.ignore_index)
         return values.view(*batch, k).to(dtype), ids.view(*batch, k)
 

@@ -64,9 +64,8 @@ class TreeModel:
         vectors = embedding(ids, self.vectors, sparse=True) if self.sparse else lookup(self.vectors, ids)  # (T, R, d)
         scores = (vectors.to(input.dtype) @ input.unsqueeze(-1)).squeeze(-1)
         if self.bias is not None:
-            scores = scores + self.bias.gather(0, ids.flatten(), sparse_grad=self.sparse).view(ids.shape).to(
-                input.dtype
-            )
+            bias = self.bias.gather(0, ids.flatten(), sparse_grad=self.sparse).view(ids.shape)
+            scores = scores + bias.to(input.dtype)
         return _finite(scores)
 
     def branch_log_probs(self, input: Tensor, nodes: Tensor) -> Tensor:
@@ -92,7 +91,8 @@ class TreeModel:
 
     def log_probs(self, input: Tensor) -> Tensor:
         """log P of all classes for rows `input` (N, d), (N, C); in blocks where no graph has to be kept."""
-        if not visible(input) or (torch.is_grad_enabled() and (input.requires_grad or self.vectors.requires_grad)):
+        needed = any(t is not None and t.requires_grad for t in (input, self.vectors, self.bias))
+        if not visible(input) or (needed and torch.is_grad_enabled()):
             return self.tree.accumulate(self.edge_log_probs(input)).T
         log_probs = input.new_empty(len(input), self.tree.num_classes)
         for rows in self._table_blocks(input):
@@ -135,12 +135,13 @@ class TreeModel:
         """
         width = min(2 * k + 6, self.tree.num_classes)  # of the beam; a wider one costs more than its floor gains
         cost = GATHER_COST * self.vectors_per_node
-        if width * self.tree.mean_length() * cost > len(self.vectors):
+        if width * self.tree.mean_length() * cost >= len(self.vectors):
             return self._topk_of_all(input, k, exclude, fill)
         budget = min(len(self.vectors) // cost, SEARCH_NODES_PER_ROW)
-        row_bytes = max(width * self.vectors_per_node * _row_bytes(input), SEARCH_BYTES * budget // SEARCH_NODES)
+        gathered = width * self.vectors_per_node * _row_bytes(input)
+        num_rows = int(min(SEARCH_BYTES // gathered, SEARCH_NODES // budget))
         values, ids = input.new_empty(len(input), k), exclude.new_empty(len(input), k)
-        for rows in row_blocks(len(input), row_bytes, SEARCH_BYTES):
+        for rows in row_blocks(len(input), 1, num_rows):
             values[rows], ids[rows] = self._topk_by_search(input[rows], k, exclude[rows], fill, width, budget)
         return values, ids
 
