@@ -314,9 +314,13 @@ def test_module_learns_log_z() -> None:
 
 def test_a_float32_parameter_keeps_float64_digits() -> None:
     positive, negative, _, rest = sample()
-    learnable = NCELoss(log_z=0.5, learnable=True)(positive, negative, **rest)
-    assert learnable.dtype == torch.float64
-    torch.testing.assert_close(learnable, NCELoss(log_z=0.5)(positive, negative, **rest), rtol=0, atol=1e-14)
+    shift = 0.5 + math.log(4)  # log Z0 and log k
+    noise = torch.logaddexp(negative - rest["log_q_negative"] - shift, torch.zeros(()).double()).sum(-1)
+    data = torch.logaddexp(rest["log_q_positive"] + shift - positive, torch.zeros(()).double())
+    for learnable in (True, False):
+        loss = NCELoss(log_z=0.5, learnable=learnable, reduction="none")(positive, negative, **rest)
+        assert loss.dtype == torch.float64
+        torch.testing.assert_close(loss, data + noise, rtol=0, atol=1e-13)
 
 
 # --- what the population minimises ---
