@@ -213,9 +213,12 @@ def check_smoothness(case: Case, fact: Fact) -> None:
 
 
 class Touched(TorchDispatchMode):
-    """Counts the numbers that each operation touches; a sort of n numbers counts n log2 n."""
+    """Counts the numbers that each operation touches; a sort of n numbers counts n log2 n.
 
-    SORTS = ("sort", "argsort", "topk", "msort", "kthvalue")
+    `topk` selects: it reads all numbers once and sorts at most those that it keeps.
+    """
+
+    SORTS = ("sort", "argsort", "msort")
 
     def __init__(self) -> None:
         super().__init__()
@@ -227,8 +230,10 @@ class Touched(TorchDispatchMode):
         if func.is_view or not tensors:
             return result
         largest = max(tensors, key=Tensor.numel)
-        is_sort = func.overloadpacket.__name__ in self.SORTS
-        self.count += largest.numel() * (math.log2(max(2, largest.shape[-1])) if is_sort else 1)
+        name = func.overloadpacket.__name__
+        self.count += largest.numel() * (math.log2(max(2, largest.shape[-1])) if name in self.SORTS else 1)
+        if name == "topk":
+            self.count += result[0].numel() * math.log2(max(2, result[0].shape[-1]))
         return result
 
 

@@ -152,6 +152,16 @@ def test_search_agrees_with_bisection_for_every_alpha(classes: int, dtype: torch
     assert wrong == {}
 
 
+@pytest.mark.parametrize("alpha", [1.1, 1.5, 2.0])
+@pytest.mark.parametrize("offset", [1e4, -1e4, 1e6, -1e9])
+@pytest.mark.parametrize("kind", [peaked, middling])
+def test_an_offset_costs_no_class(kind: Callable[..., Tensor], offset: float, alpha: float) -> None:
+    """At an offset neighbouring float32 scores are far apart, and many of them are just above a threshold."""
+    scores = (kind(60, 640, torch.Generator().manual_seed(2)) + offset).float()
+    probs = probs_of(scores, torch.tensor(alpha, dtype=torch.float64))
+    torch.testing.assert_close(probs.double(), bisection(scores, alpha), rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.parametrize("classes", [7, 1200])
 def test_one_alpha_per_row_agrees_with_one_alpha_for_all(alpha: float, classes: int) -> None:
