@@ -29,7 +29,11 @@ from manymax.heads import (
 from manymax.losses import FAMILY
 from manymax.losses.entmax import EntmaxLoss, entmax, entmax_loss
 from manymax.losses.fenchel_young import FenchelYoung
-from manymax.losses.hierarchical_softmax import HierarchicalSoftmaxLoss
+from manymax.losses.hierarchical_softmax import (
+    HierarchicalSoftmaxLoss,
+    hierarchical_softmax_log_prob,
+    hierarchical_softmax_loss,
+)
 from manymax.losses.nce import NCELoss, nce_loss
 from manymax.losses.rankmax import RankmaxLoss, rankmax, rankmax_loss
 from manymax.losses.rg import (
@@ -44,7 +48,7 @@ from manymax.losses.sampled_softmax import SampledSoftmaxLoss, sampled_softmax_l
 from manymax.losses.softmax import SoftmaxLoss, softmax, softmax_loss
 from manymax.losses.sparsemax import SparsemaxLoss, sparsemax, sparsemax_loss
 from manymax.losses.taylor_softmax import TaylorSoftmaxLoss, taylor_softmax, taylor_softmax_loss
-from manymax.ops.tree import HuffmanTree
+from manymax.ops.tree import ClassTree, HuffmanTree
 from manymax.samplers import SAMPLERS
 
 __version__ = "0.1.0"
@@ -54,6 +58,7 @@ __all__ = [
     "SAMPLERS",
     "ArgumentError",
     "ArgumentTypeError",
+    "ClassTree",
     "EntmaxLoss",
     "FenchelYoung",
     "HeadOptions",
@@ -82,6 +87,8 @@ __all__ = [
     "entmax",
     "entmax_loss",
     "group_pairs",
+    "hierarchical_softmax_log_prob",
+    "hierarchical_softmax_loss",
     "linear_entmax_loss",
     "linear_nce_loss",
     "linear_rankmax_loss",

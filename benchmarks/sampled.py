@@ -1,0 +1,87 @@
+"""Sampled losses against the number of classes: a step costs the same, whatever C is.
+
+    python benchmarks/sampled.py              N = 2048, k = 100, d = 64, C = 10^4, 10^5, 10^6
+    python benchmarks/sampled.py --quick      N = 256, C = 10^3, 10^4, 10^5
+
+A step is drawing, loss and gradients. With `sparse=True` the gradient has one row for each drawn class, so that the
+optimizer (SparseAdam here) touches those rows alone; with a dense gradient the table of zeros and a dense Adam grow with C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from measure import environment, interleave, limits, median, parser, peak_mb, write
+
+import manymax
+
+DIM, NEGATIVES = 64, 100
+
+
+def steps(rows: int, classes: int) -> dict[str, Callable[[], object]]:
+    """name -> one training step at a number of classes."""
+    generator = torch.Generator().manual_seed(0)
+    input = torch.randn(rows, DIM, generator=generator).requires_grad_()
+    vectors = (0.1 * torch.randn(classes, DIM, generator=generator)).requires_grad_()
+    target = torch.randint(classes, (rows,), generator=generator)
+    counts = torch.randint(1, 100, (classes,), generator=generator)
+    uniform = manymax.samplers.UniformSampler(classes)
+    popular = manymax.samplers.PopularitySampler(counts, power=0.75)
+    sparse_adam, adam = torch.optim.SparseAdam([vectors], lr=1e-4), torch.optim.Adam([vectors], lr=1e-4, fused=True)
+
+    def step(loss: Callable[..., Any], optimizer: torch.optim.Optimizer | None, **options: Any) -> Callable[[], object]:
+        def run() -> object:
+            input.grad = vectors.grad = None
+            loss(input, vectors, target, **options).backward()
+            if optimizer is not None:
+                optimizer.step()
+            return None
+
+        return run
+
+    softmax, nce = manymax.linear_sampled_softmax_loss, manymax.linear_nce_loss
+    own = {"num_negatives": NEGATIVES}
+    return {
+        "sampled softmax, sparse": step(softmax, None, sampler=uniform, sparse=True, **own),
+        "sampled softmax, sparse, popularity": step(softmax, None, sampler=popular, sparse=True, **own),
+        "sampled softmax, sparse, shared 1000": step(
+            softmax, None, sampler=uniform, sparse=True, shared=True, num_negatives=1000
+        ),
+        "nce, sparse": step(nce, None, sampler=uniform, sparse=True, **own),
+        "sampled softmax, sparse + SparseAdam": step(softmax, sparse_adam, sampler=uniform, sparse=True, **own),
+        "sampled softmax, dense + fused Adam": step(softmax, adam, sampler=uniform, **own),
+    }
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Time every step at every size; times are given as multiples of those at the smallest C."""
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    rows = 256 if arguments.quick else 2048
+    sizes = (1_000, 10_000, 100_000) if arguments.quick else (10_000, 100_000, 1_000_000)
+    seconds: dict[str, list[float]] = {}
+    peaks: dict[str, list[float | None]] = {}
+    for classes in sizes:
+        runs = steps(rows, classes)
+        for name, times in interleave(runs, arguments.rounds).items():
+            seconds.setdefault(name, []).append(median(times))
+            peaks.setdefault(name, []).append(peak_mb(runs[name]))
+    print(
+        f"time of a step / time at C = {sizes[0]:,}, and peak MB above inputs, for C = {', '.join(f'{c:,}' for c in sizes)}"
+    )
+    for name, values in seconds.items():
+        relative = "  ".join(f"{v / values[0]:7.2f}" for v in values)
+        memory = "  ".join("      -" if p is None else f"{p:7.0f}" for p in peaks[name])
+        print(f"{name:38s} {relative}   peak {memory}")
+    if arguments.json:
+        record = {"sizes": sizes, "seconds": seconds, "peak_mb": peaks}
+        write(arguments.json, {"environment": environment(arguments), "limits": limits()} | record)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(parser(__doc__ or "").parse_args()))
