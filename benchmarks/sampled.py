@@ -4,7 +4,7 @@
     python benchmarks/sampled.py --quick      N = 256, C = 10^3, 10^4, 10^5
 
 A step is drawing, loss and gradients. With `sparse=True` the gradient has one row for each drawn class, so that the
-optimizer (SparseAdam here) touches those rows alone; with a dense gradient the table of zeros and a dense Adam grow with C.
+optimizer (SparseAdam here) touches those rows alone; with a dense gradient the table of zeros and Adam grow with C.
 """
 
 from __future__ import annotations
