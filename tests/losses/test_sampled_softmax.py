@@ -688,6 +688,29 @@ def test_debias_only_adds_and_is_not_convex(seed: int) -> None:
     assert max(lowest.values()) < -0.01
 
 
+def test_what_the_page_says_of_variance() -> None:
+    """At k = 2 and the fair pair, for y ~ P: a third more with the jackknife, less than that with delta."""
+    probs, q = FAIR
+    ids, weights = bias.all_samples(q, 2)
+    spread = dict.fromkeys(bias.DEBIAS, 0.0)
+    for debias, y in itertools.product(bias.DEBIAS, range(3)):
+        values = loss_of_classes(probs.log(), torch.full((len(ids),), y), ids, q.log(), ("partition", "mask", debias))
+        mean = (weights * values).sum()
+        spread[debias] += (probs[y] * (weights * (values - mean) ** 2).sum()).item()
+    assert spread["jackknife"] / spread[None] == pytest.approx(4 / 3, abs=0.02)
+    assert 1 < spread["delta"] / spread[None] < 4 / 3
+
+
+def test_what_the_page_says_of_the_rule() -> None:
+    """Safe in every Zipf row of the table."""
+    rows = [(name, k) for name in bias.delta_pairs() if name.startswith("Zipf") for k in (5, 50, 500, 5000)]
+    inside = [(name, k) for name, k in rows if bias.delta_holds(*bias.delta_pairs()[name], k)]
+    assert 0 < len(inside) < len(rows)
+    for name, k in inside:
+        exact, delta, variance, delta_variance = bias.delta_row(*bias.delta_pairs()[name], k)
+        assert (delta, delta_variance) == pytest.approx((exact, variance), rel=0.03, abs=0)
+
+
 def test_page_has_what_the_script_computes() -> None:
     text = bias.PAGE.read_text(encoding="utf-8")
     assert bias.with_tables(text) == text, "run `python benchmarks/bias.py`"
