@@ -283,6 +283,22 @@ def test_a_sparse_optimizer_takes_the_gradient_even_of_nothing(loss: str) -> Non
         assert torch.equal(weight, before) == bool((target == -100).all())
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["per row", "shared"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_sparse_gradient_in_half_precision(loss: str, shared: bool) -> None:
+    sampler = manymax.samplers.UniformSampler(C)
+    problem, target = make_problem(ROWS, num_classes=C).leaves(torch.bfloat16), torch.arange(ROWS)
+    sparse, dense = (
+        torch.autograd.grad(head(loss, problem, target, sampler, shared=shared, sparse=sparse), problem.linear_weight)[
+            0
+        ]
+        for sparse in (True, False)
+    )
+    assert sparse.is_sparse
+    assert sparse.dtype == torch.bfloat16
+    agree([sparse.to_dense()], [dense], 2.0**-8)
+
+
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("loss", LOSSES)

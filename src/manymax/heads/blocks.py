@@ -248,6 +248,24 @@ def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
+class InDtype(torch.autograd.Function):
+    """value.to(dtype) with a backward that row-sparse gradients pass too; torch's own refuses them."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.dtype = value.dtype
+        return value.to(dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad.to(ctx.dtype), None
+
+
+def in_dtype(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """`value` in the dtype of the arithmetic."""
+    return value if value.dtype == dtype else InDtype.apply(value, dtype)
+
+
 class BlockLoss(torch.autograd.Function):
     """sum_n coefficient_n loss_n as one number, with the gradients computed on the way."""
 

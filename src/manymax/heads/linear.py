@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from manymax.errors import ArgumentError, ArgumentTypeError
-from manymax.heads.blocks import BlockLoss, BlockRows, Kernel
+from manymax.heads.blocks import BlockLoss, BlockRows, Kernel, in_dtype
 from manymax.heads.kernels import entmax_kernel, rankmax_kernel, softmax_kernel, taylor_kernel
 from manymax.heads.options import HeadOptions, read_options
 from manymax.heads.target import RowTarget, live_classes, row_target
@@ -88,7 +88,10 @@ def linear_loss(
     check_options(reduction, label_smoothing, multilabel)
     chosen = read_options(options)
     queries, dtype = working(input)
-    vectors, bias = linear_weight.to(queries.dtype), None if linear_bias is None else linear_bias.to(queries.dtype)
+    vectors, bias = (
+        in_dtype(linear_weight, queries.dtype),
+        None if linear_bias is None else linear_bias.to(queries.dtype),
+    )
     classes = linear_weight.shape[0]
     read = read_head_target(queries, target, weight, ignore_index, multilabel, classes)
     rows = row_target(read, weight, live_classes(bias), classes, label_smoothing)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from manymax.errors import ArgumentError, ArgumentTypeError, check_choice
-from manymax.heads.blocks import bags, first_order, row_sparse
+from manymax.heads.blocks import bags, first_order, in_dtype, row_sparse
 from manymax.heads.linear import check_linear, read_head_target
 from manymax.losses.base import MULTILABEL, Target
 from manymax.losses.nce import nce_loss
@@ -155,7 +155,7 @@ def _sampled(
     check_choice("multilabel", multilabel, MULTILABEL)
     _check_sampler(sampler, linear_weight.shape[0], target)
     queries, dtype = working(input)
-    vectors = linear_weight.to(queries.dtype)
+    vectors = in_dtype(linear_weight, queries.dtype)
     read = read_head_target(queries, target, weight, ignore_index, multilabel, linear_weight.shape[0])
     bias = None if linear_bias is None else linear_bias.to(queries.dtype)
     pairs = _pairs(read)

@@ -1,0 +1,260 @@
+"""How gradients come: row-sparse, a second time, in half precision, the same in every run."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import manymax
+from manymax import FAMILY, ManymaxError
+from tests.heads.plain import (
+    CASES,
+    Case,
+    Problem,
+    agree,
+    make_problem,
+    make_target,
+    upstream,
+    value_and_gradients,
+)
+
+C = 1003
+BLOCKED = [case for case in CASES if case.values[0].member.kind == "exact"]  # RG is plain autograd
+SPARSE = ("sparsemax", "entmax-1.3", "entmax-1.5", "entmax-1.9", "entmax-2", "rankmax")
+
+
+def raw_gradients(case: Case, problem: Problem, target: Any, **options: Any) -> list[Tensor]:
+    value = case.head(problem, target, **options)
+    return list(torch.autograd.grad(value, problem.parts(), upstream(value)))
+
+
+# Row-sparse gradients of the class vectors -------------------------------------------------------
+
+
+@pytest.mark.parametrize("regime", ["thin", "mixed", "wide"])
+@pytest.mark.parametrize("case", BLOCKED)
+def test_a_sparse_gradient_equals_the_dense_one(case: Case, regime: str) -> None:
+    problem = make_problem(12, num_classes=C, regime=regime)
+    for kind, reduction in itertools.product(("ids", "padded ids", "bool rows"), ("mean", "none")):
+        target = make_target(kind, 12, num_classes=C)
+        dense = raw_gradients(case, problem.leaves(), target, reduction=reduction, options={"block_rows": 5})
+        for blocks in ({"block_rows": 5}, {"block_rows": 1}):
+            options = {**blocks, "sparse_grad": True}
+            sparse = raw_gradients(case, problem.leaves(), target, reduction=reduction, options=options)
+            assert sparse[1].is_sparse
+            assert sparse[1].is_coalesced()
+            assert not dense[1].is_sparse
+            agree([sparse[0], sparse[1].to_dense(), sparse[2]], dense, 1e-12)
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_a_sparse_gradient_has_the_rows_of_supports_and_positives(name: str) -> None:
+    (case,) = (case.values[0] for case in CASES if case.id == name)
+    problem = make_problem(12, num_classes=C, regime="thin")
+    target = problem.scores().topk(3).indices[:, 2]  # rankmax has a small support where the positive is near the top
+    gradient = raw_gradients(case, problem.leaves(), target, options={"sparse_grad": True})[1]
+    scores = problem.leaves().scores().detach().requires_grad_()
+    (table,) = torch.autograd.grad(case.member.loss(scores, target, **case.setting), scores)
+    needed = (table != 0).any(0).nonzero().flatten()
+    touched = gradient.coalesce().indices()[0]
+    assert set(needed.tolist()) <= set(touched.tolist())
+    assert len(touched) < 100
+    rows = gradient.to_dense()
+    assert (rows[needed] != 0).any(1).all()
+
+
+@pytest.mark.parametrize("name", ["softmax", "taylor_softmax-2"])
+def test_dense_members_give_all_rows(name: str) -> None:
+    (case,) = (case.values[0] for case in CASES if case.id == name)
+    problem, target = make_problem(12, num_classes=C), make_target("ids", 12, num_classes=C)
+    gradient = raw_gradients(case, problem.leaves(), target, options={"sparse_grad": True})[1]
+    assert gradient.coalesce().indices()[0].tolist() == list(range(C))
+
+
+@pytest.mark.parametrize("case", BLOCKED)
+def test_a_sparse_optimizer_takes_the_gradient(case: Case) -> None:
+    weight = torch.nn.Parameter(make_problem(12, num_classes=C).linear_weight.float())
+    problem = Problem(make_problem(12, num_classes=C, regime="thin").input.float(), weight)
+    optimizer, before = torch.optim.SparseAdam([weight]), weight.detach().clone()
+    case.head(problem, make_target("ids", 12, num_classes=C), options={"sparse_grad": True}).backward()
+    optimizer.step()
+    assert not torch.equal(weight, before)
+
+
+# A second backward -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("case", BLOCKED)
+def test_a_second_backward_says_what_to_do(case: Case, reduction: str) -> None:
+    problem = make_problem(12, num_classes=40).leaves()
+    value = case.head(problem, make_target("ids", 12, num_classes=40), reduction=reduction)
+    torch.autograd.grad(value, problem.parts(), retain_graph=True)
+    with pytest.raises(ManymaxError, match=r"for a second one.*options=\{'retain_graph': True\}"):
+        torch.autograd.grad(value, problem.parts())
+
+
+@pytest.mark.parametrize("sparse_grad", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_second_backward_works_if_asked_for(case: Case, reduction: str, sparse_grad: bool) -> None:
+    """With another factor from above, and what the first one gave is left as it was; rows compute themselves again."""
+    problem = make_problem(12, num_classes=40, regime="thin").leaves()
+    options = {"retain_graph": True, "sparse_grad": sparse_grad}
+    value = case.head(problem, make_target("ids", 12, num_classes=40), reduction=reduction, options=options)
+    first = torch.autograd.grad(value, problem.parts(), torch.ones_like(value), retain_graph=True)
+    kept = [gradient.to_dense().clone() for gradient in first]
+    second = torch.autograd.grad(value, problem.parts(), torch.full_like(value, 3), retain_graph=True)
+    third = torch.autograd.grad(value, problem.parts(), torch.ones_like(value))
+    agree([gradient.to_dense() for gradient in first], kept, 0.0)
+    agree([gradient.to_dense() for gradient in second], [3 * gradient for gradient in kept], 1e-12)
+    agree([gradient.to_dense() for gradient in third], kept, 0.0)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("case", BLOCKED)
+def test_second_derivatives_are_refused(case: Case, reduction: str) -> None:
+    """Not silently taken for 0."""
+    problem = make_problem(12, num_classes=40).leaves()
+    value = case.head(problem, make_target("ids", 12, num_classes=40), reduction=reduction).sum()
+    with pytest.raises(ManymaxError, match=r"no second derivatives.*create_graph.*plain loss"):
+        torch.autograd.grad(value, problem.input, create_graph=True)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("loss", ["sampled_softmax", "nce"])
+def test_second_derivatives_of_sampled_heads_are_refused(loss: str, shared: bool) -> None:
+    problem = make_problem(12, num_classes=40).leaves()
+    sampler = manymax.samplers.UniformSampler(40)
+    value = getattr(manymax, f"linear_{loss}_loss")(
+        problem.input, problem.linear_weight, torch.arange(12), sampler, 5, shared=shared
+    )
+    with pytest.raises(ManymaxError, match="no second derivatives"):
+        torch.autograd.grad(value, problem.linear_weight, create_graph=True)
+
+
+def test_rg_has_second_derivatives() -> None:
+    problem, target = make_problem(4, num_classes=6).leaves(), torch.tensor([0, 4, 2, 5])
+    case = Case(FAMILY["rg"])
+    assert torch.autograd.gradgradcheck(
+        lambda *parts: case.head(Problem(*parts), target), problem.parts(), fast_mode=True
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_factor_from_above_and_a_sum_of_two_losses(case: Case) -> None:
+    """The gradients that the forward kept are not scaled where another loss still needs them."""
+    problem, target = make_problem(12, num_classes=40).leaves(), make_target("ids", 12, num_classes=40)
+    single = torch.autograd.grad(case.head(problem, target), problem.parts())
+    both = 0.5 * case.head(problem, target) - 2 * case.head(problem, target)
+    agree(list(torch.autograd.grad(both, problem.parts())), [-1.5 * gradient for gradient in single], 1e-12)
+
+
+# Half precision ----------------------------------------------------------------------------------
+
+HALVES = [torch.bfloat16, torch.float16]
+ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+
+
+@pytest.mark.parametrize("half", HALVES, ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_half_precision_comes_back_as_it_came(case: Case, half: torch.dtype) -> None:
+    """All arithmetic is in float32: what is lost is the rounding of the results."""
+    problem = make_problem(12, num_classes=C, regime="near")
+    rounded = Problem(*(part.to(half).double() for part in problem.parts()))
+    for reduction, sparse_grad in itertools.product(("mean", "none"), (False, True)):
+        options = {"sparse_grad": sparse_grad}
+        target = make_target("ids", 12, num_classes=C)
+        expected = value_and_gradients(case.plain, rounded.leaves(), target, reduction=reduction)
+        actual = value_and_gradients(case.head, problem.leaves(half), target, reduction=reduction, options=options)
+        assert {result.dtype for result in actual} == {half}
+        agree(actual, expected, ROUNDING[half])
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("case", CASES)
+def test_autocast_computes_in_float32(case: Case, reduction: str) -> None:
+    """The loss is float32 and exact to its rounding, also where the backward runs under autocast."""
+    problem, target = make_problem(12, num_classes=C, regime="near"), make_target("padded ids", 12, num_classes=C)
+    label_smoothing = 0.25 if case.member.smoothing else 0.0
+    options = {"reduction": reduction, "label_smoothing": label_smoothing}
+    expected = value_and_gradients(case.plain, problem.leaves(), target, **options)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        leaves = problem.leaves(torch.float32)
+        value = case.head(leaves, target, **options)
+        if case in [blocked.values[0] for blocked in BLOCKED]:  # RG's matmuls are torch's own, and autocast takes them
+            grads = torch.autograd.grad(value, leaves.parts(), upstream(value))
+    if case.member.name == "rg":
+        grads = torch.autograd.grad(value, leaves.parts(), upstream(value))
+    agree([value.detach(), *grads], expected, 1e-5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = Problem(leaves.input.bfloat16(), leaves.linear_weight, leaves.linear_bias)
+        value = case.head(mixed, target, **options)
+    exact = Problem(mixed.input.detach().double(), problem.linear_weight, problem.linear_bias)
+    assert value.dtype == torch.float32
+    agree([value.detach()], [case.plain(exact, target, **options)], 1e-5)
+
+
+@pytest.mark.parametrize("loss", ["sampled_softmax", "nce"])
+def test_sampled_heads_compute_in_float32(loss: str) -> None:
+    problem, sampler = make_problem(12, num_classes=40, regime="near"), manymax.samplers.UniformSampler(40)
+
+    def value(problem: Problem, **options: Any) -> Tensor:
+        generator = torch.Generator().manual_seed(0)
+        arguments = (problem.input, problem.linear_weight, torch.arange(12), sampler, 5)
+        function = getattr(manymax, f"linear_{loss}_loss")
+        return function(*arguments, linear_bias=problem.linear_bias, generator=generator, **options)
+
+    for shared in (False, True):
+        expected = value(problem, shared=shared)
+        for half in HALVES:
+            rounded = Problem(*(part.to(half) for part in problem.parts()))  # exact: eighths
+            plain = value(rounded, shared=shared)
+            assert plain.dtype == half
+            agree([plain], [expected], ROUNDING[half])
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                inside = value(rounded, shared=shared)
+            assert inside.dtype == torch.float32
+            agree([inside], [expected], 1e-5)
+
+
+@pytest.mark.parametrize("case", BLOCKED)
+def test_bf16_matmuls_change_the_loss_by_less_than_1e_4(case: Case) -> None:
+    """The scores are rounded, everything else is in float32. A sparse map rests on fewer scores: it sees more of it."""
+    random = torch.Generator().manual_seed(0)
+    vectors, bias = torch.randn(C, 16, generator=random), torch.randn(C, generator=random) / 4
+    problem = Problem(torch.randn(512, 16, generator=random) / 4, vectors, bias)
+    target = problem.scores().softmax(1).multinomial(1, generator=random).squeeze(1)
+    expected = value_and_gradients(case.head, problem.leaves(torch.float32), target)
+    actual = value_and_gradients(case.head, problem.leaves(torch.float32), target, options={"matmul": "bf16"})
+    assert actual[0] != expected[0]
+    few = case.member.name in ("sparsemax", "entmax") and case.setting.get("alpha", 2) > 1
+    assert abs(actual[0] / expected[0] - 1) < (3e-4 if few else 1e-4)
+    for ours, theirs in zip(actual[1:], expected[1:], strict=True):
+        assert ours.dtype == torch.float32
+        assert (ours - theirs).norm() < 0.05 * theirs.norm()  # that of rankmax jumps at its cuts
+
+
+# The same in every run ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def threads() -> Any:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_runs_agree_to_the_last_bit(case: Case, threads: Any) -> None:
+    problem, target = make_problem(24, num_classes=301), make_target("padded ids", 24, num_classes=301)
+    for count, reduction in ((1, "mean"), (1, "none"), (2, "mean")):
+        threads(count)
+        runs = [
+            value_and_gradients(case.head, problem.leaves(torch.float32), target, reduction=reduction) for _ in range(2)
+        ]
+        assert all(torch.equal(first, second) for first, second in zip(*runs, strict=True))
