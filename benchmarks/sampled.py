@@ -70,9 +70,8 @@ def main(arguments: argparse.Namespace) -> int:
         for name, times in interleave(runs, arguments.rounds).items():
             seconds.setdefault(name, []).append(median(times))
             peaks.setdefault(name, []).append(peak_mb(runs[name]))
-    print(
-        f"time of a step / time at C = {sizes[0]:,}, and peak MB above inputs, for C = {', '.join(f'{c:,}' for c in sizes)}"
-    )
+    listed = ", ".join(f"{c:,}" for c in sizes)
+    print(f"time of a step / time at C = {sizes[0]:,}, and peak MB above inputs, for C = {listed}")
     for name, values in seconds.items():
         relative = "  ".join(f"{v / values[0]:7.2f}" for v in values)
         memory = "  ".join("      -" if p is None else f"{p:7.0f}" for p in peaks[name])

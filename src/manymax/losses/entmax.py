@@ -226,6 +226,7 @@ def foundation(alpha: float | Tensor = 1.5) -> FenchelYoung:
         partial(omega, alpha=alpha),
         slope=partial(_slope, alpha=alpha),
         potential=partial(potential, alpha=alpha),
+        separable=True,
     )
 
 

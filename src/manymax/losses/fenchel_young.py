@@ -75,8 +75,10 @@ class FenchelYoung:
             differentiable at zero probabilities too.
         potential: optional and for speed, (scores, total, ids, weights) to
             (total (Omega*(s) - max s) - sum_i weights_i (s_i - max s), max s), (...) each; the sum runs over
-            ids (..., P), or is left out where they are None. A pair that gives one must have Omega = 0 at
-            vertices and leave zero probabilities out of its sum. Built from `map` and `omega` if not given.
+            ids (..., P), or is left out where they are None. Built from `map` and `omega` if not given; a pair that
+            gives one takes Omega at vertices for 0 in its loss.
+        separable: whether Omega is a sum over classes in which a zero probability adds nothing, so that it can be
+            taken over the listed classes alone.
 
     Example: Gini's entropy with half the temperature of sparsemax.
 
@@ -143,7 +145,7 @@ class FenchelYoung:
         rows, total = self._rows(work, read, weight, label_smoothing)
         if multilabel == "normalized":
             mixed = normalized_weights(work, read, weight, label_smoothing)
-            if self._potential is None and read.ids is not None and mixed.shape != work.shape:
+            if not self._separable and read.ids is not None and mixed.shape != work.shape:
                 mixed = torch.zeros_like(work).scatter_add(-1, read.ids, mixed)
             rows = torch.where(total > 0, rows / torch.where(total > 0, total, 1) + self.omega(mixed), 0)
         elif self._potential is None:

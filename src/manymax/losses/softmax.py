@@ -55,7 +55,9 @@ def omega(probs: Tensor) -> Tensor:
 
 def foundation() -> FenchelYoung:
     """The Fenchel-Young pair of softmax."""
-    return FenchelYoung(softmax, omega, slope=lambda probs: probs.log() + 1, potential=partial(potential, alpha=1.0))
+    return FenchelYoung(
+        softmax, omega, slope=lambda probs: probs.log() + 1, potential=partial(potential, alpha=1.0), separable=True
+    )
 
 
 def softmax_loss(

@@ -47,7 +47,9 @@ def omega(probs: Tensor) -> Tensor:
 
 def foundation() -> FenchelYoung:
     """The Fenchel-Young pair of sparsemax."""
-    return FenchelYoung(sparsemax, omega, slope=lambda probs: probs - 0.5, potential=partial(potential, alpha=2.0))
+    return FenchelYoung(
+        sparsemax, omega, slope=lambda probs: probs - 0.5, potential=partial(potential, alpha=2.0), separable=True
+    )
 
 
 def sparsemax_loss(
