@@ -86,9 +86,9 @@ def test_equal_class_vectors_share_one_cell() -> None:
 def test_the_first_call_refreshes() -> None:
     queries, weight = problem(20, 3, 4)
     sampler = MIDXSampler(20, 5)
-    with pytest.raises(ArgumentError, match="refresh"):
+    with pytest.raises(ArgumentError, match="no codewords yet"):
         sampler(2, input=queries)
-    with pytest.raises(ArgumentError, match="refresh"):
+    with pytest.raises(ArgumentError, match="no codewords yet"):
         sampler.log_probs(input=queries)
     assert sampler(2, input=queries, linear_weight=weight).ids.shape == (3, 2)
     assert sampler(2, input=queries).log_q.isfinite().all()

@@ -89,6 +89,9 @@ def test_stateless_samplers_with_very_many_classes(num_classes: int) -> None:
     log_uniform = LogUniformSampler(num_classes)(50_000, shared=True, generator=generator).ids
     assert log_uniform.min() == 0
     assert log_uniform.max() < num_classes
+    far = log_uniform[log_uniform > num_classes // 2**8]  # float32 heights would reach few of these
+    assert abs(int((far % 2).sum()) - len(far) / 2) < 4 * math.sqrt(len(far) / 4)
+    assert len(far.unique()) > 0.99 * len(far) or num_classes == MANY
     half = math.log(2**20 + 1) / math.log(num_classes + 1)  # the cdf at 2^20 - 1
     assert abs(int((log_uniform < 2**20).sum()) - 50_000 * half) < 4 * math.sqrt(50_000 * half * (1 - half))
     last = LogUniformSampler(num_classes).log_q(torch.tensor([num_classes - 1]), dtype=torch.float64).item()

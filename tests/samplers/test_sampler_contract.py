@@ -191,6 +191,11 @@ def test_int32_targets_and_no_target(entry: SamplerEntry, options: Mapping[str, 
     sampler = make(entry, options)
     wide, narrow = call(sampler), call(sampler, target=call_target().int())
     assert torch.equal(wide.ids, narrow.ids)
+    assert narrow.ids.dtype == torch.int64
+    if entry.exact_log_q:
+        queries = vectors()["input"]
+        expected = sampler.log_q(wide.ids, input=queries)
+        assert torch.equal(sampler.log_q(wide.ids.int(), input=queries), expected)
     if not entry.needs_target:
         assert call(sampler, target=None).log_q_target is None
 

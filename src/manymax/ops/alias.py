@@ -32,7 +32,7 @@ def alias_table(probs: Tensor) -> tuple[Tensor, Tensor]:
         ([1.0, 1.0, 0.0, 1.0], [1, 3, 0, 3])
 
     References:
-        Walker (1977); Huebschle-Schneider and Sanders (2022), section 4, for the sweep by running sums.
+        Walker (1977); Huebschle-Schneider and Sanders (2022) for the parallel sweep.
     """
     height = probs * probs.numel()
     # Rounding may leave every height just under 1: the tallest class is always heavy.

@@ -197,7 +197,7 @@ class Sampler(ExactBuffers):
         Returns:
             in the shape of `ids`; (N, k) for `ids` (k,) where q depends on the query and is not shared.
         """
-        check_ids("ids", ids, self.num_classes)
+        ids = check_ids("ids", ids, self.num_classes)
         return self.log_prob_of(ids, input, shared).to(dtype or torch.get_default_dtype())
 
     def log_probs(

@@ -38,7 +38,7 @@ def candidate_scores(request: Request, ids: Tensor) -> Tensor:
         ids: (M,), the same for every query (one matmul), or (N, M) (class vectors gathered in blocks of rows).
 
     Returns:
-        (N, M), float32 at least, without gradients.
+        (N, M), float32 at least.
     """
     if request.scores is not None:
         scores = request.scores(ids)
@@ -48,7 +48,7 @@ def candidate_scores(request: Request, ids: Tensor) -> Tensor:
             scores = scores + lookup(request.linear_bias, ids)
     if scores.dim() != 2 or scores.shape[-1] != ids.shape[-1]:
         raise ArgumentError(f"`scores` must return (N, M) for ids {tuple(ids.shape)}; got shape {tuple(scores.shape)}.")
-    return scores.detach().to(torch.promote_types(scores.dtype, torch.float32))
+    return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
 
 def target_scores(request: Request, target: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ def linear_arguments(request: Request) -> tuple[Tensor, Tensor]:
     input, weight = request.input, request.linear_weight
     if input is None or weight is None:
         raise ArgumentError("`input` and `linear_weight` (or `scores`) must be given: this sampler follows the model.")
-    return input.detach(), weight.detach()
+    return input, weight
 
 
 def _linear_scores(input: Tensor, weight: Tensor, ids: Tensor) -> Tensor:

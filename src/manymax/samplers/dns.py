@@ -102,9 +102,8 @@ class DNSSampler(Sampler):
         flat = rank.reshape(-1, 1).double()
         log_q = flat.new_empty(len(flat))
         for rows in row_blocks(len(flat), bytes_per_row=8 * len(node) * num_negatives):
-            log_cdf = _log_binomial_cdf(
-                num_negatives - 1, self.num_candidates - 1, (flat[rows] + node) / self.num_classes
-            )
+            share = (flat[rows] + node) / self.num_classes
+            log_cdf = _log_binomial_cdf(num_negatives - 1, self.num_candidates - 1, share)
             log_q[rows] = (log_cdf + weight.log()).logsumexp(-1)
         return (log_q + math.log(self.num_candidates / num_negatives / self.num_classes)).view(rank.shape)
 

@@ -154,7 +154,7 @@ class MIDXSampler(Sampler):
                 f"`input` must be (N, {self.codewords.shape[1]}), as wide as the class vectors of the last refresh; "
                 f"got shape {tuple(input.shape)}."
             )
-        input = input.detach().to(torch.promote_types(input.dtype, self.codewords.dtype))
+        input = input.to(torch.promote_types(input.dtype, self.codewords.dtype))
         first, second = (
             (x @ words.to(x).T).index_select(1, code)
             for x, words, code in zip(_halves(input), _halves(self.codewords), self.cell_codes.unbind(1), strict=True)
@@ -189,7 +189,7 @@ class MIDXSampler(Sampler):
             )
         if visible(linear_weight) and not linear_weight.isfinite().all():
             raise ArgumentError("`linear_weight` must be finite; got nan or inf.")
-        return linear_weight.detach().to(torch.promote_types(linear_weight.dtype, torch.float32))
+        return linear_weight.to(torch.promote_types(linear_weight.dtype, torch.float32))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Take the shapes of the stored codewords and cells; the number of classes must be the same."""

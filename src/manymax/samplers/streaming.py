@@ -35,7 +35,7 @@ class StreamingFrequency(ExactBuffers):
         [75.0, 25.0, 0.0]
 
     References:
-        Yi et al. (2019), algorithm 2, which counts time in steps (m = 1).
+        Yi et al. (2019), who count time in steps (m = 1).
     """
 
     last_seen: Tensor
