@@ -93,9 +93,18 @@ class FenchelYoung:
         tensor([[-0.3000,  0.3000,  0.0000]])
     """
 
-    def __init__(self, map: Map, omega: Map, *, slope: Map | None = None, potential: Potential | None = None) -> None:
+    def __init__(
+        self,
+        map: Map,
+        omega: Map,
+        *,
+        slope: Map | None = None,
+        potential: Potential | None = None,
+        separable: bool = False,
+    ) -> None:
         self.map = map
         self.omega = omega
+        self._separable = separable
         self._slope = slope
         self._potential = potential
 
