@@ -97,9 +97,9 @@ class Gradients:
     def add(self, start: int, part: Dense | Sparse) -> None:
         """Add a part of the block that begins at row `start`."""
         if isinstance(part, Sparse):
-            self.entries.append(replace(part, rows=part.rows + start))
-            if sum(len(entry.rows) for entry in self.entries) > self.budget:
+            if sum(len(entry.rows) for entry in (*self.entries, part)) > self.budget:
                 self._add_entries()
+            self.entries.append(replace(part, rows=part.rows + start))
             return
         size = part.table.shape[0]
         rows: slice | Tensor = slice(start, start + size) if part.rows is None else part.rows + start

@@ -99,7 +99,7 @@ def linear_loss(
     with torch.autocast(input.device.type, enabled=False):
         value = _apply(make_kernel(), flat, vectors, bias, setting, rows, read, reduction, multilabel, chosen)
         if multilabel == "normalized" and omega is not None:
-            extra = _omega_rows(rows, omega)
+            extra = _omega_rows(rows, omega, chosen.rows(classes))
             value = value + (extra if reduction == "none" else reduce(extra, read.divisor, reduction))
     return (value.reshape(input.shape[:-1]) if reduction == "none" else value).to(dtype)
 
@@ -128,15 +128,15 @@ def _apply(
     return BlockLoss.apply(input, vectors, bias, setting, replace(rows, coefficient=scale), kernel, options)
 
 
-def _omega_rows(rows: RowTarget, omega: Callable[[Tensor], Tensor]) -> Tensor:
-    """Omega(t / |t|) of each row, 0 where there is no positive."""
+def _omega_rows(rows: RowTarget, omega: Callable[[Tensor], Tensor], step: int) -> Tensor:
+    """Omega(t / |t|) of each row, 0 where there is no positive; `step` rows at a time where smoothing fills them."""
     scale = torch.where(rows.total > 0, 1 / torch.where(rows.total > 0, rows.total, 1), 0).unsqueeze(1)
     weights = rows.weights * scale
     if rows.share is None or rows.class_weight is None:
         return torch.where(rows.total > 0, omega(weights), 0)
     values = []
-    for block in range(0, weights.shape[0], 256):
-        part = slice(block, block + 256)
+    for start in range(0, weights.shape[0], step):
+        part = slice(start, start + step)
         dense = (rows.share[part].unsqueeze(1) * scale[part]) * rows.class_weight
         if rows.ids is None:
             dense = dense + weights[part]

@@ -1,0 +1,124 @@
+"""Never a table of rows times classes: the largest storage that a head makes, counted and not measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import manymax
+from tests.heads.plain import CASES, Case, Problem, make_problem
+
+ROWS, C, DIM, BLOCK = 300, 1003, 6, 8
+LIMIT = BLOCK * 1008  # numbers, in classes padded to a multiple of 16; as many as 26 N or 8 C
+
+
+class Largest(TorchDispatchMode):
+    """The largest storage that any operation returned, in numbers; those of the arguments do not count."""
+
+    def __init__(self, *arguments: Tensor) -> None:
+        super().__init__()
+        self.size, self.where = 0, ""
+        self.given = {argument.untyped_storage().data_ptr() for argument in arguments}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for result in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(result, Tensor) and not result.is_sparse:
+                size = result.untyped_storage().nbytes() // result.element_size()
+                if size > self.size and result.untyped_storage().data_ptr() not in self.given:
+                    self.size, self.where = size, f"{func} {tuple(result.shape)}"
+        return out
+
+
+def largest_of_a_step(case: Case, problem: Problem, target: Any, **options: Any) -> Largest:
+    problem = problem.leaves(torch.float32)
+    with Largest() as largest:
+        value = case.head(problem, target, **options)
+        torch.autograd.grad(value, problem.parts(), torch.ones_like(value))
+    return largest
+
+
+@pytest.mark.parametrize(
+    ("regime", "reduction", "smooth", "sparse_grad"),
+    [("thin", "mean", False, True), ("mixed", "none", True, False), ("wide", "mean", False, False)],
+)
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_makes_nothing_larger_than_a_block(
+    case: Case, regime: str, reduction: str, smooth: bool, sparse_grad: bool
+) -> None:
+    problem = make_problem(ROWS, num_classes=C, regime=regime)
+    target = torch.where(torch.arange(ROWS) % 2 == 0, problem.scores().argmax(1), torch.arange(ROWS) % C)
+    settings = {"multilabel": "normalized", "label_smoothing": 0.25 if case.member.smoothing else 0.0} if smooth else {}
+    options = {"block_rows": BLOCK, "sparse_grad": sparse_grad}
+    largest = largest_of_a_step(case, problem, target, reduction=reduction, options=options, **settings)
+    assert largest.size <= LIMIT, largest.where
+
+
+@pytest.mark.parametrize("sparse_grad", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_supports_as_large_as_the_thin_way_takes_them(case: Case, sparse_grad: bool) -> None:
+    """40 equal best classes in every row: few enough to be listed, too many to keep the lists of all rows."""
+    weight = torch.zeros(C, DIM, dtype=torch.float64)
+    weight[:40, 0] = 1.0
+    problem = Problem(torch.full((ROWS, DIM), 30.0, dtype=torch.float64), weight)
+    target = torch.arange(ROWS) % 40
+    largest = largest_of_a_step(case, problem, target, options={"block_rows": BLOCK, "sparse_grad": sparse_grad})
+    assert largest.size <= LIMIT, largest.where
+    assert 40 * ROWS > LIMIT
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_many_positives_in_a_row(case: Case) -> None:
+    random = torch.Generator().manual_seed(0)
+    problem = make_problem(24, num_classes=C, regime="thin")
+    target = torch.randint(C, (24, 30), generator=random)
+    largest = largest_of_a_step(case, problem, target, options={"block_rows": BLOCK})
+    assert largest.size <= LIMIT, largest.where
+
+
+def test_the_default_block_follows_from_the_number_of_classes() -> None:
+    """At most 2^22 scores at a time, between 16 and 1024 rows, and nothing of the machine in it."""
+    options = manymax.HeadOptions()
+    for num_classes, rows in ((16, 1024), (4096, 1024), (40_992, 96), (200_000, 16), (1_000_000, 16)):
+        assert options.rows(num_classes) == rows
+    assert manymax.HeadOptions(block_scores=1 << 20).rows(4096) == 256
+    assert manymax.HeadOptions(block_rows=7).rows(10**6) == 7
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("loss", ["sampled_softmax", "nce"])
+def test_a_sampled_step_touches_no_table_of_all_classes(loss: str, shared: bool) -> None:
+    """With row-sparse gradients nothing grows with C, and the gathered vectors of all draws are never there at once."""
+    num_classes, dim, rows, k = 100_000, 32, 256, 200
+    weight = torch.randn(num_classes, dim, requires_grad=True)
+    input = torch.randn(rows, dim, requires_grad=True)
+    sampler = manymax.samplers.UniformSampler(num_classes)
+    with Largest(input, weight) as largest:
+        value = getattr(manymax, f"linear_{loss}_loss")(
+            input, weight, torch.arange(rows), sampler, k, shared=shared, sparse=True
+        )
+        torch.autograd.grad(value, [input, weight])
+    if not shared:
+        touched = rows * (k + 1) * dim  # the rows of the gradient, if all are different
+        assert largest.size <= touched, largest.where
+    else:
+        assert largest.size <= 2 * rows * k, largest.where
+
+
+def test_ranking_keeps_a_block() -> None:
+    problem = make_problem(ROWS, num_classes=C)
+    exclude = torch.arange(ROWS).unsqueeze(1) % C
+    with Largest() as largest:
+        manymax.linear_topk(problem.input, problem.linear_weight, 10, exclude=exclude, options={"block_rows": BLOCK})
+    assert largest.size <= LIMIT, largest.where
+
+
+def test_the_plain_loss_would_be_seen() -> None:
+    problem = make_problem(ROWS, num_classes=C).leaves()
+    with Largest() as largest:
+        manymax.softmax_loss(problem.scores(), torch.arange(ROWS) % C)
+    assert largest.size >= ROWS * C
