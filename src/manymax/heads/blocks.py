@@ -39,7 +39,7 @@ class Dense:
 
 @dataclass(frozen=True)
 class Sparse:
-    """Entries of the gradient, (K,) each, ordered by row: rows of the block, classes and values."""
+    """Entries of the gradient in any order, (K,) each: rows of the block, classes and values."""
 
     rows: Tensor
     classes: Tensor
@@ -142,12 +142,13 @@ class Gradients:
         rows, classes, values = (torch.cat([getattr(e, k) for e in self.entries]) for k in _FIELDS)
         self.entries.clear()
         if self.grad_input is not None:
-            self.grad_input += bags(rows, classes, values, self.vectors, self.input.shape[0])
+            order = rows.int().argsort(stable=True)  # a radix sort: int32 keys are several times faster
+            self.grad_input += bags(rows[order], classes[order], values[order], self.vectors, self.input.shape[0])
         if self.grad_bias is not None:
             self.grad_bias.index_add_(0, classes, values)
         if not self.wants[1]:
             return
-        order = classes.int().argsort(stable=True)  # a radix sort: int32 keys are several times faster
+        order = classes.int().argsort(stable=True)
         rows, classes, values = rows[order], classes[order], values[order]
         if self.sparse_grad:
             touched, position = classes.unique_consecutive(return_inverse=True)

@@ -59,65 +59,55 @@ def entmax_kernel(alpha: float, wants_alpha: bool = False) -> Kernel:
     def kernel(block: Block) -> Result:
         target, scores = block.target, block.scores
         picked = target.pick(scores).clone()
-        found = simplex.candidates(scores, alpha - 1)
-        check_finite(found.maximum)
-        probs, _, conjugate = simplex.solve_few(found, alpha)
-        conjugate = conjugate.to(scores.dtype)
+        parts, wide, maximum = simplex.candidates(scores, alpha - 1)
+        check_finite(maximum)
+        conjugate, slopes = torch.zeros_like(maximum), torch.zeros_like(maximum, dtype=torch.float64)
+        order = torch.tensor(alpha, dtype=torch.float64)
         result = Result(picked.new_zeros(0))
-        wide = (~found.good).nonzero().squeeze(1)
-        slopes = scores.new_zeros(scores.shape[0], dtype=torch.float64)
-        if wants_alpha:
-            slopes = omega_slope(probs, torch.tensor(alpha, dtype=torch.float64)).squeeze(1)
+        for found in parts:
+            probs, _, values = simplex.solve_few(found, alpha)
+            conjugate[found.rows] = values.to(scores.dtype)
+            if wants_alpha:
+                slopes[found.rows] = omega_slope(probs, order)
+            if target.coefficient is not None:
+                result.parts.append(_entries(target[found.rows], probs, found, block))
         if len(wide):
             everything = len(wide) == scores.shape[0]
-            d = scores.sub_(found.maximum) if everything else scores[wide].sub_(found.maximum[wide])
+            d = scores.sub_(maximum) if everything else scores[wide].sub_(maximum[wide])
             table, _, conjugate[wide] = simplex.solve_wide_(d, alpha)
             if wants_alpha:
-                slopes[wide] = omega_slope(table.double(), torch.tensor(alpha, dtype=torch.float64)).squeeze(1)
+                slopes[wide] = omega_slope(table.double(), order)
             if target.coefficient is not None:
                 part = target[wide]
                 part.subtract_(table)
                 result.parts.append(Dense(table, part.row_coefficient, None if everything else wide))
-        result.losses = target.total * conjugate.squeeze(1) - target.inner(picked, found.maximum, block.spread)
-        if target.coefficient is None:
-            return result
-        if len(wide) < scores.shape[0]:
-            few = found.good.nonzero().squeeze(1)
-            columns = probs[few] > 0
-            result.parts.extend(_entries(target, few, columns, probs, found, block))
-        if wants_alpha:
-            result.grad_setting = -(target.row_coefficient * slopes).sum()
+        result.losses = target.total * conjugate.squeeze(1) - target.inner(picked, maximum, block.spread)
+        if wants_alpha and target.coefficient is not None:
+            result.grad_setting = -(target.row_coefficient * slopes.squeeze(1)).sum()
         return result
 
     return kernel
 
 
-def _entries(
-    target: RowTarget, few: Tensor, columns: Tensor, probs: Tensor, found: simplex.Candidates, block: Block
-) -> list[Dense | Sparse]:
-    """coefficient (total p - t) of the rows `few` as entries; dense where smoothing or rows fill t."""
-    local, column = columns.nonzero(as_tuple=True)
-    rows = few[local]
-    classes = found.ids[rows, column]
-    values = (probs[rows, column] * target.row_coefficient[rows]).to(block.scores.dtype)
+def _entries(target: RowTarget, probs: Tensor, found: simplex.Candidates, block: Block) -> Dense | Sparse:
+    """coefficient (total p - t) of the rows found as entries; dense where smoothing or rows fill t."""
+    dtype = block.scores.dtype
+    row, column = (probs > 0).nonzero(as_tuple=True)
+    classes, values = found.ids[row, column], probs[row, column]
     if target.ids is None or target.share is not None:
-        table = torch.zeros(len(few), block.scores.shape[1], dtype=values.dtype, device=values.device)
-        table[local, classes] = probs[rows, column].to(values.dtype)
-        part = target[few]
-        part.subtract_(table)
-        return [Dense(table, part.row_coefficient, few)]
-    wanted = target.weights[few] != 0
-    row, position = wanted.nonzero(as_tuple=True)
-    listed = few[row]
+        table = torch.zeros(len(found.rows), block.scores.shape[1], dtype=dtype, device=probs.device)
+        table[row, classes] = values.to(dtype)
+        target.subtract_(table)
+        return Dense(table, target.row_coefficient, found.rows)
+    listed, position = (target.weights != 0).nonzero(as_tuple=True)
     minus = -target.factor[listed] * target.weights[listed, position]
-    return [_merged(rows, classes, values, listed, target.ids[listed, position], minus)]
+    plus = (values * target.row_coefficient[row]).to(dtype)
+    return _merged(found.rows[row], classes, plus, found.rows[listed], target.ids[listed, position], minus)
 
 
 def _merged(*columns: Tensor) -> Sparse:
-    """Two lists of entries as one, ordered by row."""
-    rows = torch.cat([columns[0], columns[3]])
-    order = rows.argsort(stable=True)
-    return Sparse(rows[order], torch.cat([columns[1], columns[4]])[order], torch.cat([columns[2], columns[5]])[order])
+    """Two lists of entries as one."""
+    return Sparse(*(torch.cat([columns[i], columns[i + 3]]) for i in range(3)))
 
 
 def taylor_kernel(order: int) -> Kernel:
@@ -170,13 +160,11 @@ def rankmax_kernel() -> Kernel:
         if (labels == -torch.inf).any():
             raise ArgumentError("`target` names a class whose score is -inf: a masked class cannot be a positive.")
         lowest = labels.amin(1, keepdim=True)
-        found = simplex.collect(scores, heads, lowest, lowest, torch.full_like(lowest, -1.0))
-        wide = (~found.good).nonzero().squeeze(1)
-        few = found.good.nonzero().squeeze(1)
+        parts, wide = simplex.collect(scores, heads, lowest, lowest, torch.full_like(lowest, -1.0))
         result = Result(scores.new_zeros(scores.shape[0]))
-        if len(few):
-            part, losses = _rankmax_few(target, few, labels, found, block)
-            result.losses[few] = losses
+        for found in parts:
+            part, losses = _rankmax_few(target[found.rows], labels[found.rows], found, scores.dtype)
+            result.losses[found.rows] = losses
             if part is not None:
                 result.parts.append(part)
         if len(wide):
@@ -199,32 +187,31 @@ def _listed(target: RowTarget) -> RowTarget:
 
 
 def _rankmax_few(
-    target: RowTarget, few: Tensor, labels: Tensor, found: simplex.Candidates, block: Block
+    target: RowTarget, labels: Tensor, found: simplex.Candidates, dtype: torch.dtype
 ) -> tuple[Sparse | None, Tensor]:
-    dtype, scores = block.scores.dtype, found.scores[few].double()
-    losses, table, minus = scores.new_zeros(len(few)), torch.zeros_like(scores), []
+    scores = found.scores.double()
+    losses, table, minus = scores.new_zeros(len(scores)), torch.zeros_like(scores), []
     for p in range(labels.shape[1]):
-        weight, label = target.weights[few, p].double(), labels[few, p, None].double()
-        violation = (scores - label).add_(1).clamp_(min=0)
+        weight = target.weights[:, p].double()
+        violation = (scores - labels[:, p, None].double()).add_(1).clamp_(min=0)
         total = torch.where(weight != 0, violation.sum(1), 1)
         losses += weight * total.log()
         if target.coefficient is None:
             continue
-        share = target.coefficient[few].double() * weight / total
+        share = target.coefficient.double() * weight / total
         support = violation.sign_()
         table.addcmul_(support, share.unsqueeze(1))
         minus.append(-share * support.sum(1))
-    if target.coefficient is None:
+    if target.coefficient is None or target.ids is None:
         return None, losses.to(dtype)
-    local, column = (table != 0).nonzero(as_tuple=True)
-    rows = few[local]
-    listed, position = (target.weights[few] != 0).nonzero(as_tuple=True)
+    row, column = (table != 0).nonzero(as_tuple=True)
+    listed, position = (target.weights != 0).nonzero(as_tuple=True)
     merged = _merged(
-        rows,
-        found.ids[rows, column],
-        table[local, column].to(dtype),
-        few[listed],
-        target.ids[few[listed], position],  # type: ignore[index]
+        found.rows[row],
+        found.ids[row, column],
+        table[row, column].to(dtype),
+        found.rows[listed],
+        target.ids[listed, position],
         torch.stack(minus, 1)[listed, position].to(dtype),
     )
     return merged, losses.to(dtype)

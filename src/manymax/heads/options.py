@@ -51,6 +51,6 @@ def read_options(options: HeadOptions | Mapping[str, Any] | None) -> HeadOptions
     check_choice("options.matmul", options.matmul, ("float32", "bf16"))
     for name in ("block_scores", "block_rows"):
         value = getattr(options, name)
-        if value is not None and value < 1:
-            raise ArgumentError(f"`options.{name}` must be at least 1; got {value}.")
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ArgumentError(f"`options.{name}` must be an integer of at least 1; got {value!r}.")
     return options

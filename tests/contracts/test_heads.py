@@ -1,0 +1,343 @@
+"""What every head does, asked of every row of the family: one interface, whichever loss is behind it."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import manymax
+from manymax import FAMILY, ArgumentError, ArgumentTypeError
+from manymax.losses.facts import Member
+
+C, DIM, ROWS = 37, 8, 64
+HAS_VECTORS = [member for member in FAMILY.values() if member.kind != "tree"]
+TREES = [member for member in FAMILY.values() if member.kind == "tree"]
+EXACT = [member for member in HAS_VECTORS if member.kind != "sampled"]
+SAMPLED = [member for member in HAS_VECTORS if member.kind == "sampled"]
+OPTIONS = {  # in torch's order
+    "linear_bias": None,
+    "weight": None,
+    "reduction": "mean",
+    "ignore_index": -100,
+    "label_smoothing": 0.0,
+    "multilabel": "sum",
+    "options": None,
+}
+
+
+def members(rows: list[Member]) -> Any:
+    return pytest.mark.parametrize("member", rows, ids=lambda member: member.name)
+
+
+def function(member: Member) -> Callable[..., Tensor]:
+    return getattr(manymax, f"linear_{member.name}_loss")
+
+
+def module(member: Member) -> type[nn.Module]:
+    return getattr(manymax, f"Linear{member.module.__name__}")
+
+
+def make_head(member: Member, in_features: int | None = DIM, **options: Any) -> Any:
+    """A head of the member with class vectors (or node vectors) of its own."""
+    torch.manual_seed(0)
+    if member.kind == "tree":
+        return member.module(in_features, manymax.HuffmanTree(torch.arange(1, C + 1)), **options)
+    if member.kind == "sampled":
+        options = {"num_negatives": 10, "generator": torch.Generator().manual_seed(0), **options}
+    return module(member)(in_features, C, **options)
+
+
+def some_queries(*batch: int) -> Tensor:
+    return torch.randn(*batch, DIM, generator=torch.Generator().manual_seed(3))
+
+
+def some_labels(*batch: int) -> Tensor:
+    return torch.randint(C, batch, generator=torch.Generator().manual_seed(4))
+
+
+# Names and signatures ----------------------------------------------------------------------------
+
+
+@members(HAS_VECTORS)
+def test_every_member_has_a_function_and_a_module(member: Member) -> None:
+    assert {function(member).__name__, module(member).__name__} <= set(manymax.__all__)
+    assert issubclass(module(member), manymax.LinearHead)
+    assert inspect.getdoc(function(member))
+    assert inspect.getdoc(module(member))
+
+
+@members(EXACT)
+def test_arguments_are_those_of_torch(member: Member) -> None:
+    ours = inspect.signature(function(member)).parameters
+    assert list(ours)[:3] == ["input", "linear_weight", "target"]
+    assert [name for name in ours if name in OPTIONS] == list(OPTIONS)
+    assert {name: ours[name].default for name in OPTIONS} == OPTIONS
+    assert all(ours[name].kind == inspect.Parameter.KEYWORD_ONLY for name in OPTIONS)
+    for name, default in member.settings[0].items():
+        assert ours[name].default == default
+    theirs = getattr(torch.nn.functional, "linear_cross_entropy", None)
+    if theirs is not None:  # new in torch
+        shared = [name for name in inspect.signature(theirs).parameters if name in ours]
+        assert [name for name in ours if name in shared] == shared
+
+
+@members(SAMPLED)
+def test_arguments_of_sampled_heads(member: Member) -> None:
+    ours = inspect.signature(function(member)).parameters
+    assert list(ours)[:5] == ["input", "linear_weight", "target", "sampler", "num_negatives"]
+    plain = inspect.signature(member.loss).parameters
+    for name in set(plain) & set(ours):
+        assert ours[name].default == plain[name].default
+    # what a plain sampled loss takes and the head does not is what the draw tells
+    assert set(plain) - set(ours) == {"positive", "negative", "log_q_positive", "log_q_negative", "hits"}
+    for name in ("linear_bias", "weight", "reduction", "ignore_index", "multilabel"):
+        assert ours[name].default == OPTIONS[name]
+
+
+@members(HAS_VECTORS)
+def test_the_module_takes_every_option_of_the_function(member: Member) -> None:
+    taken: set[str] = set()
+    for base in module(member).__mro__:
+        if base is nn.Module:
+            break
+        taken |= set(inspect.signature(base.__init__).parameters)  # type: ignore[misc]
+    assert (
+        set(inspect.signature(function(member)).parameters) - {"input", "linear_weight", "linear_bias", "target"}
+        <= taken
+    )
+
+
+# A module is its function ------------------------------------------------------------------------
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "entmax": {"alpha": 1.3},
+    "taylor_softmax": {"order": 4},
+    "sampled_softmax": {"correction": "partition", "hit_policy": "keep", "debias": "delta", "shared": True},
+    "nce": {"log_z": 0.5, "hit_policy": "mask", "shared": True},
+}
+
+
+@members(HAS_VECTORS)
+def test_a_module_calls_its_function_with_all_it_was_given(member: Member) -> None:
+    options: dict[str, Any] = {
+        **SETTINGS.get(member.name, {}),
+        "weight": torch.rand(C),
+        "reduction": "sum",
+        "ignore_index": 5,
+        "multilabel": "normalized",
+    }
+    arguments: tuple[Any, ...] = ()
+    if member.kind == "sampled":
+        arguments = (manymax.samplers.LogUniformSampler(C), 7)
+        options["sparse"] = True
+    else:
+        options["label_smoothing"] = 0.2 if member.smoothing else 0.0
+        options["options"] = {"block_rows": 3, "sparse_grad": True}
+    input, target = some_queries(9), some_labels(9, 3)
+    target[4] = 5
+
+    def with_generator() -> dict[str, Any]:
+        return {**options, "generator": torch.Generator().manual_seed(1)} if member.kind == "sampled" else options
+
+    head = module(member)(DIM, C, *arguments, bias=True, **with_generator())
+    expected = function(member)(
+        input, head.linear.weight, target, *arguments, linear_bias=head.linear.bias, **with_generator()
+    )
+    value = head(input, target)
+    assert torch.equal(value, expected)
+    value.backward()
+    assert head.linear.weight.grad.is_sparse == (member.name != "rg")
+    tied = torch.randn(C, DIM)
+    head = module(member)(None, C, *arguments, **with_generator())
+    expected = function(member)(input, tied, target, *arguments, **with_generator())
+    assert torch.equal(head(input, target, tied), expected)
+    assert torch.equal(head.topk(input, 3, tied)[1], (input @ tied.T).topk(3).indices)
+
+
+def test_learnable_settings_are_parameters() -> None:
+    entmax = manymax.LinearEntmaxLoss(DIM, C, 1.4, learnable=True)
+    nce = manymax.LinearNCELoss(DIM, C, log_z=0.3, learnable=True)
+    for head, count in (
+        (entmax, 2),
+        (nce, 2),
+        (manymax.LinearEntmaxLoss(DIM, C), 1),
+        (manymax.LinearNCELoss(DIM, C), 1),
+    ):
+        assert len(list(head.parameters())) == count
+        head(some_queries(9), some_labels(9)).backward()
+        assert all(parameter.grad is not None and parameter.grad.any() for parameter in head.parameters())
+    assert isinstance(entmax.alpha, Tensor)
+    assert entmax.alpha.item() == pytest.approx(1.4)
+    assert manymax.LinearEntmaxLoss(DIM, C, 1.4).alpha == 1.4
+
+
+@members(list(FAMILY.values()))
+def test_a_head_is_saved_copied_and_printed(member: Member) -> None:
+    head = make_head(member, bias=True)
+    other = make_head(member, bias=True)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(1)
+    other.load_state_dict(head.state_dict())
+    assert torch.equal(other.scores(some_queries(5)), head.scores(some_queries(5)))
+    if member.kind != "sampled":  # generators do not copy
+        assert torch.equal(copy.deepcopy(head)(some_queries(5), some_labels(5)), head(some_queries(5), some_labels(5)))
+    assert type(head).__name__ in repr(head)
+
+
+@members(HAS_VECTORS)
+def test_the_vectors_start_like_those_of_a_linear_layer(member: Member) -> None:
+    head = make_head(member, bias=True, dtype=torch.float64)
+    torch.manual_seed(0)
+    layer = nn.Linear(DIM, C, dtype=torch.float64)
+    assert torch.equal(head.linear.weight, layer.weight)
+    assert torch.equal(head.linear.bias, layer.bias)
+    assert make_head(member).linear.bias is None
+
+
+# One interface -----------------------------------------------------------------------------------
+
+
+def train(head: Any, queries: nn.Parameter, target: Tensor, vectors: nn.Parameter | None) -> list[float]:
+    """Forty steps of a loop that does not know which loss it has; the losses of the steps."""
+    parameters = [queries, *head.parameters(), *([] if vectors is None else [vectors])]
+    optimizer, losses = torch.optim.Adam(parameters, lr=0.1), []
+    for _ in range(40):
+        optimizer.zero_grad()
+        loss = head(queries, target) if vectors is None else head(queries, target, vectors)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["ids", "padded ids"])
+@pytest.mark.parametrize("tied", [False, True], ids=["own", "tied"])
+@members(list(FAMILY.values()))
+def test_a_training_loop_takes_any_head(member: Member, tied: bool, several: bool) -> None:
+    """The loss falls, and the positives it saw are ranked first afterwards."""
+    if tied and member.kind == "tree":
+        pytest.skip("has no class vectors")
+    head = make_head(member, None if tied else DIM)
+    queries = nn.Parameter(some_queries(ROWS))
+    vectors = nn.Parameter(torch.randn(C, DIM, generator=torch.Generator().manual_seed(5)) / 3) if tied else None
+    target = some_labels(ROWS, 2) if several else some_labels(ROWS)
+    if several:
+        target[::3, 1] = -100
+    losses = train(head, queries, target, vectors)
+    assert sum(losses[-5:]) < sum(losses[:5]) - 1
+    best = (head.topk(queries, 1) if vectors is None else head.topk(queries, 1, vectors))[1]
+    listed = target if several else target.unsqueeze(1)
+    assert (best == listed).any(1).double().mean() > 0.6
+
+
+@members(list(FAMILY.values()))
+def test_topk_ranks_by_scores(member: Member) -> None:
+    head, input = make_head(member), some_queries(2, 3)
+    scores = head.scores(input)
+    assert scores.shape == (2, 3, C)
+    exclude = torch.where(torch.arange(6).reshape(2, 3, 1) % 2 == 0, scores.topk(2).indices, -100)
+    for excluded in (None, exclude):
+        left = scores.detach().clone()
+        if excluded is not None:
+            for row, ids in zip(left.view(6, C), excluded.view(6, 2), strict=True):
+                row[ids[ids >= 0]] = -torch.inf
+        for k in (1, 4, C):
+            values, ids = head.topk(input, k, exclude=excluded)
+            torch.testing.assert_close(values, left.topk(k).values, rtol=1e-5, atol=1e-5)
+            live = values > -torch.inf
+            assert (ids[~live] == -100).all()
+            torch.testing.assert_close(left.gather(-1, ids.clamp(min=0))[live], values[live], rtol=1e-5, atol=1e-5)
+            assert all(len(set(row)) == len(row) for row in ids.view(6, k)[:, : C - 2].tolist())
+        assert not values.requires_grad
+
+
+@members(TREES)
+def test_a_tree_ranks_by_log_probabilities(member: Member) -> None:
+    scores = make_head(member).scores(some_queries(5))
+    torch.testing.assert_close(scores.exp().sum(-1), torch.ones(5))
+
+
+GROUPED = [
+    pytest.param(
+        member,
+        id=member.name,
+        marks=[pytest.mark.xfail(raises=ArgumentTypeError, reason="the loss of a tree reads tensors only")]
+        if member.kind == "tree"
+        else [],
+    )
+    for member in FAMILY.values()
+]
+
+
+@pytest.mark.parametrize("member", GROUPED)
+def test_a_training_loop_may_group_its_pairs(member: Member) -> None:
+    users, items = torch.tensor([4, 1, 4, 4, 0, 1]), torch.tensor([7, 7, 2, 7, 30, 11])
+    head, queries = make_head(member), some_queries(5)
+    groups, target = manymax.group_pairs(users, items)
+    grouped = head(queries[groups], target)
+    assert grouped.isfinite()
+    if member.kind != "sampled":  # its draws differ
+        torch.testing.assert_close(grouped, head(queries[users], items))
+
+
+# Errors ------------------------------------------------------------------------------------------
+
+
+@members(HAS_VECTORS)
+def test_a_head_without_vectors_asks_for_them(member: Member) -> None:
+    head = make_head(member, None)
+    assert not list(head.parameters())
+    for method in (lambda: head(some_queries(5), some_labels(5)), lambda: head.scores(some_queries(5))):
+        with pytest.raises(
+            ArgumentError, match=r"built without class vectors \(`in_features=None`\): pass `linear_weight`"
+        ):
+            method()
+    with pytest.raises(ArgumentError, match="built without class vectors"):
+        head.topk(some_queries(5), 3)
+    with pytest.raises(ArgumentError, match="`bias` needs class vectors of the head's own"):
+        make_head(member, None, bias=True)
+
+
+@members(HAS_VECTORS)
+def test_vectors_of_another_number_of_classes_are_refused(member: Member) -> None:
+    for head in (make_head(member), make_head(member, None)):
+        for vectors in (torch.randn(C + 1, DIM), torch.randn(()), torch.randn(DIM)):
+            for method in (head.scores, lambda *a, head=head: head.topk(a[0], 3, a[1])):
+                with pytest.raises(ArgumentError, match=rf"`linear_weight` must have {C} rows; got shape"):
+                    method(some_queries(5), vectors)
+            with pytest.raises(ArgumentError, match=rf"`linear_weight` must have {C} rows"):
+                head(some_queries(5), some_labels(5), vectors)
+        with pytest.raises(ArgumentTypeError, match="`linear_weight` must be a tensor; got list"):
+            head(some_queries(5), some_labels(5), [[1.0]])
+    with pytest.raises(ArgumentError, match="`num_classes` must be at least 1; got 0"):
+        module(member)(DIM, 0)
+
+
+@members(TREES)
+def test_a_tree_refuses_class_vectors(member: Member) -> None:
+    head, vectors = make_head(member), torch.randn(C, DIM)
+    for method in (
+        lambda: head(some_queries(5), some_labels(5), vectors),
+        lambda: head.scores(some_queries(5), vectors),
+        lambda: head.topk(some_queries(5), 3, vectors),
+    ):
+        with pytest.raises(ArgumentError, match="`linear_weight` must be None: hierarchical softmax"):
+            method()
+
+
+@members(HAS_VECTORS)
+def test_options_are_checked_when_a_head_is_built(member: Member) -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [({"reduction": "meen"}, "mean"), ({"multilabel": "summ"}, "sum")]
+    if member.kind != "sampled":
+        wrong += [({"label_smoothing": 2.0}, "label_smoothing"), ({"options": {"matmull": "bf16"}}, "matmul")]
+    for options, hint in wrong:
+        with pytest.raises(ValueError, match=hint):
+            make_head(member, **options)

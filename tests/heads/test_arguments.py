@@ -1,0 +1,141 @@
+"""Arguments that a head refuses, and options that change nothing but its cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import manymax
+from manymax import ArgumentError, ArgumentTypeError, HeadOptions, UnknownNameError
+from tests.heads.plain import CASES, Case, Problem, agree, class_weights, make_problem, make_target, value_and_gradients
+
+C, ROWS = 40, 8
+
+
+def call(case: Case, **changes: Any) -> Any:
+    problem = make_problem(ROWS, num_classes=C)
+    arguments = {
+        "input": problem.input,
+        "linear_weight": problem.linear_weight,
+        "linear_bias": problem.linear_bias,
+        "target": make_target("ids", ROWS, num_classes=C),
+        **case.setting,
+        **changes,
+    }
+    return case.function(arguments.pop("input"), arguments.pop("linear_weight"), arguments.pop("target"), **arguments)
+
+
+WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
+    (
+        {"input": torch.zeros(ROWS, 6, dtype=torch.long)},
+        ArgumentTypeError,
+        r"`input` must be a float tensor; got torch.int64",
+    ),
+    ({"input": [[1.0]]}, ArgumentTypeError, r"`input` must be a float tensor; got list"),
+    (
+        {"input": torch.zeros(ROWS, 7)},
+        ArgumentError,
+        r"`input` must be \(\.\.\., 6\) to fit `linear_weight`; got \(8, 7\)",
+    ),
+    ({"input": torch.tensor(1.0)}, ArgumentError, r"`input` must be \(\.\.\., 6\)"),
+    (
+        {"linear_weight": torch.zeros(C, 6, dtype=torch.long)},
+        ArgumentTypeError,
+        r"`linear_weight` must be a float tensor",
+    ),
+    (
+        {"linear_weight": torch.zeros(C)},
+        ArgumentError,
+        r"`linear_weight` must be \(classes, features\); got shape \(40,\)",
+    ),
+    ({"linear_weight": torch.zeros(0, 6)}, ArgumentError, r"`linear_weight` must be \(classes, features\)"),
+    ({"linear_bias": torch.zeros(C - 1)}, ArgumentError, r"`linear_bias` must have shape \(40,\); got \(39,\)"),
+    ({"linear_bias": torch.zeros(C, dtype=torch.long)}, ArgumentTypeError, r"`linear_bias` must be a float tensor"),
+    (
+        {"target": torch.zeros(ROWS + 1, dtype=torch.long)},
+        ArgumentError,
+        r"`target` .*must have \(8,\).*; got shape \(9,\)",
+    ),
+    ({"target": torch.zeros(ROWS, C + 1).bool()}, ArgumentError, r"`target` .*must have the shape.*\(8, 41\)"),
+    ({"target": torch.full((ROWS,), C)}, ArgumentError, r"`target` ids must be in \[0, 40\).*got 40"),
+    ({"target": torch.full((ROWS,), -1)}, ArgumentError, r"`target` ids must be in \[0, 40\).*got -1"),
+    ({"target": [0] * ROWS}, ArgumentTypeError, r"`target` must be a tensor; got list"),
+    ({"weight": torch.ones(C + 1)}, ArgumentError, r"`weight` must have shape \(40,\); got \(41,\)"),
+    ({"weight": torch.ones(C, dtype=torch.long)}, ArgumentTypeError, r"`weight` must be a float tensor"),
+    ({"reduction": "meen"}, ArgumentError, r"`reduction` must be one of .* Did you mean 'mean'\?"),
+    ({"multilabel": "normalised"}, ArgumentError, r"`multilabel` must be one of .* Did you mean 'normalized'\?"),
+    ({"label_smoothing": 1.5}, ArgumentError, r"`label_smoothing` must be"),
+    (
+        {"options": {"block_row": 3}},
+        UnknownNameError,
+        r"unknown option 'block_row': did you mean 'block_rows'\? Known: ",
+    ),
+    ({"options": {"sparse": True}}, UnknownNameError, r"unknown option 'sparse'"),
+    ({"options": 3}, ArgumentTypeError, r"`options` must be HeadOptions or a mapping; got int"),
+    ({"options": {"matmul": "bf61"}}, ArgumentError, r"`options.matmul` must be one of .* Did you mean 'bf16'\?"),
+    ({"options": {"block_rows": 0}}, ArgumentError, r"`options.block_rows` must be an integer of at least 1; got 0"),
+    ({"options": {"block_rows": 2.5}}, ArgumentError, r"`options.block_rows` must be an integer .*; got 2.5"),
+    ({"options": HeadOptions(block_scores=-1)}, ArgumentError, r"`options.block_scores` must be an integer .*; got -1"),
+]
+
+
+@pytest.mark.parametrize(("changes", "error", "message"), WRONG, ids=[message for _, _, message in WRONG])
+def test_wrong_arguments_are_named(changes: dict[str, Any], error: type[Exception], message: str) -> None:
+    for case in CASES:
+        with pytest.raises(error, match=message):
+            call(case.values[0], **changes)
+
+
+def test_what_a_member_does_not_take() -> None:
+    """As the plain losses say."""
+    rankmax = Case(manymax.FAMILY["rankmax"])
+    with pytest.raises(ArgumentTypeError, match="`target` of rankmax must be ids or bool rows"):
+        call(rankmax, target=make_target("float rows", ROWS, num_classes=C))
+    with pytest.raises(ArgumentError, match="`label_smoothing` must be 0 for rankmax"):
+        call(rankmax, label_smoothing=0.1)
+    with pytest.raises(ArgumentError, match="`order` must be an even integer"):
+        call(Case(manymax.FAMILY["taylor_softmax"]), order=3)
+    with pytest.raises(ArgumentError, match="the polynomial overflows"):
+        call(Case(manymax.FAMILY["taylor_softmax"]), order=8, input=torch.full((ROWS, 6), 1e60, dtype=torch.float64))
+    with pytest.raises(ArgumentTypeError, match="a many-hot row must be bool"):
+        call(Case(manymax.FAMILY["softmax"]), target=torch.zeros(ROWS, C, dtype=torch.long))
+
+
+OPTIONS: list[HeadOptions | dict[str, Any] | None] = [
+    None,
+    {},
+    HeadOptions(),
+    HeadOptions(block_rows=3),
+    {"block_scores": 100},
+    {"block_scores": 1 << 30, "retain_graph": True},
+    {"block_rows": 10**6, "sparse_grad": True},
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_options_change_nothing_but_the_cost(case: Case) -> None:
+    problem, target = make_problem(20, num_classes=301), make_target("padded ids", 20, num_classes=301)
+    expected = value_and_gradients(case.plain, problem.leaves(), target, weight=class_weights(301))
+    for options in OPTIONS:
+        leaves = problem.leaves()
+        agree(
+            value_and_gradients(case.head, leaves, target, weight=class_weights(301), options=options), expected, 1e-10
+        )
+
+
+def test_dtypes_of_vectors_and_bias_may_differ_from_the_queries() -> None:
+    """The queries say which arithmetic; every gradient comes in the dtype of its argument."""
+    problem, target = make_problem(ROWS, num_classes=C), make_target("ids", ROWS, num_classes=C)
+    for case in (case.values[0] for case in CASES):
+        expected = value_and_gradients(case.plain, problem.leaves(), target)
+        leaves = Problem(
+            problem.input.float().requires_grad_(),
+            problem.linear_weight.bfloat16().requires_grad_(),
+            problem.linear_bias.double().requires_grad_(),  # type: ignore[union-attr]
+        )
+        actual = value_and_gradients(case.head, leaves, target)
+        assert [result.dtype for result in actual] == [torch.float32, torch.float32, torch.bfloat16, torch.float64]
+        agree(actual[:2] + actual[3:], expected[:2] + expected[3:], 1e-5)
+        agree(actual[2:3], expected[2:3], 2.0**-8)
