@@ -181,10 +181,18 @@ def test_one_alpha_per_row_with_masked_classes(alpha: float) -> None:
     torch.testing.assert_close(probs[1:], bisection(scores[1:], 1.5), rtol=0, atol=1e-12)
 
 
-def test_both_ways_of_searching_a_long_row_are_taken() -> None:
+def test_every_way_of_searching_a_long_row_is_taken() -> None:
     scores = mixed(6, 2000, torch.Generator().manual_seed(0))
-    good = simplex.candidates(scores, 0.5).good
-    assert good.tolist() == [True, False, False, True, False, False]
+    parts, wide, _ = simplex.candidates(scores, 0.5)
+    assert [part.rows.tolist() for part in parts] == [[0, 3]]
+    assert wide.tolist() == [1, 2, 4, 5]
+    scattered = torch.zeros(3, 4800)
+    scattered[:, 47 * torch.arange(100)] = 10.0 + torch.linspace(0, 0.001, 100)  # each in a group of its own
+    scattered[1, 5] = 20.0
+    parts, wide, _ = simplex.candidates(scattered, 1.0)
+    assert sorted(row for part in parts for row in part.rows.tolist()) == [0, 1, 2]
+    assert [part.rows.tolist() for part in parts] == [[1], [0, 2]]
+    assert len(wide) == 0
 
 
 @pytest.mark.parametrize("alpha", [1.1, 1.5, 2.0])
@@ -192,14 +200,15 @@ def test_candidates_hold_the_whole_support(alpha: float) -> None:
     checked = 0
     for kind in (peaked, last_on_top, one_group, tied):
         scores = kind(5, 1000 + 7, torch.Generator().manual_seed(3))
-        found = simplex.candidates(scores, alpha - 1)
+        parts, wide, _ = simplex.candidates(scores, alpha - 1)
         support = bisection(scores, alpha) > 0
-        for row in found.good.nonzero().flatten().tolist():
-            classes = found.ids[row]
-            assert torch.equal(scores[row, classes], found.scores[row])
-            assert set(support[row].nonzero().flatten().tolist()) <= set(classes.tolist())
-            assert len(set(classes.tolist())) == len(classes)
-            checked += 1
+        assert sorted(torch.cat([part.rows for part in parts] + [wide]).tolist()) == list(range(5))
+        for part in parts:
+            for row, picked, classes in zip(part.rows, part.scores, part.ids, strict=True):
+                assert torch.equal(scores[row, classes], picked)
+                assert set(support[row].nonzero().flatten().tolist()) <= set(classes.tolist())
+                assert len(set(classes.tolist())) == len(classes)
+                checked += 1
     assert checked >= 5
 
 

@@ -122,15 +122,26 @@ def _sums(d: Tensor, level: Tensor, beta: Order, scratch: Tensor) -> tuple[Tenso
     return total, p.div_(u.clamp_(min=_floor(beta, u.dtype))).sum(-1, keepdim=True)
 
 
-def _newton(d: Tensor, beta: Order, start: Tensor | None = None, mass: float = 1.0) -> Tensor:
-    """The level at which the probabilities of d (rows, classes) sum to `mass`, (rows, 1)."""
+def _newton(
+    d: Tensor,
+    beta: Order,
+    start: Tensor | None = None,
+    mass: float = 1.0,
+    scratch: Tensor | None = None,
+    steps: int = 60,
+) -> Tensor:
+    """The level at which the probabilities of d (rows, classes) sum to `mass`, (rows, 1).
+
+    About 6 steps are needed; the default bound only ends a row of nan. Cut short, the result is above the root if the
+    start was.
+    """
     level = d.new_full((d.shape[0], 1), 0.0 if _in_v(beta) else 1.0) if start is None else start.clone()
     eps = torch.finfo(d.dtype).eps
     # up to alpha = 1.5 a step leaves an error of the order of its square, above that a class that
     # drops out of the support may leave more
     tolerance = eps**0.5 / 4 if isinstance(beta, float) and beta <= 0.5 else 8 * eps
-    scratch = torch.empty_like(d)
-    for _ in range(60):  # about 6 steps are needed; the bound only ends a row of nan
+    scratch = torch.empty_like(d) if scratch is None else scratch
+    for _ in range(steps):
         total, slope = _sums(d, level, beta, scratch)
         gap = -_ratio(-(total / mass).log(), beta)  # (1 - F^-beta) / beta
         step = total * gap / slope if _in_v(beta) else beta * total * gap / slope
@@ -141,37 +152,43 @@ def _newton(d: Tensor, beta: Order, start: Tensor | None = None, mass: float = 1
     return level
 
 
-def _finish(d: Tensor, level: Tensor, alpha: Order, beta: Order) -> tuple[Tensor, Tensor, Tensor]:
+def _finish(
+    d: Tensor, level: Tensor, alpha: Order, beta: Order, scratch: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """p (overwriting d), log p_top (float64) and Omega*(s) - max s = E_p[p^beta - 1] / alpha - v, (rows, 1) each."""
     log_top = _log_top(level.double(), beta.double() if isinstance(beta, Tensor) else beta)
-    u = _bases_(d.clone(), level, beta)
-    p = _powers(d, level, beta)
+    u = _bases_(d.clone() if scratch is None else scratch.copy_(d), level, beta)
+    p = torch.mul(u, u, out=d) if isinstance(beta, float) and beta == 0.5 else _powers(d, level, beta)
     mean = u.mul_(p).sum(-1, keepdim=True) - 1
     v = level if _in_v(beta) else (level - 1) / beta
     return p, log_top, mean / alpha - v
 
 
 class Candidates(NamedTuple):
-    """A superset of the classes above a cut, for each row.
+    """A superset of the classes above a cut, for some rows.
 
-    maximum: (rows, 1) row maxima. scores, ids: (rows, K) of the candidates. good: (rows,) whether the row has few
-    enough of them; where it has not, they are cut short.
+    rows: (n,) which rows. maximum: (n, 1) their maxima. scores, ids: (n, K) of the candidates.
     """
 
+    rows: Tensor
     maximum: Tensor
     scores: Tensor
     ids: Tensor
-    good: Tensor
 
 
-def candidates(scores: Tensor, beta: float) -> Candidates:
-    """Bound the threshold of each row of (rows, classes) by group maxima and collect what can be above it."""
+def candidates(scores: Tensor, beta: float) -> tuple[list[Candidates], Tensor, Tensor]:
+    """Bound the threshold of each row of (rows, classes) by group maxima and collect what can be above it.
+
+    Returns:
+        the candidates of the rows that have few, the other rows (m,), and the maxima of all rows (rows, 1).
+    """
     heads = group_maxima(scores)
     maximum = heads.amax(1, keepdim=True)
-    bound = _newton(heads - maximum, beta)
-    # the bound is a root in working precision: widen it by more than its error
+    # started above the root the search stays above it, so a few steps give a bound too
+    bound = _newton(heads - maximum, beta, steps=6)
+    # it is in working precision: widen it by more than its error
     cut = -1 / beta - (bound + 1e-4) if _in_v(beta) else -(bound * (1 + 1e-4)) / beta
-    return collect(scores, heads, maximum, maximum, cut)
+    return (*collect(scores, heads, maximum, maximum, cut), maximum)
 
 
 def group_maxima(scores: Tensor) -> Tensor:
@@ -182,41 +199,62 @@ def group_maxima(scores: Tensor) -> Tensor:
     return torch.cat([grouped.amax(1), scores[:, GROUP * width :]], 1) if classes % GROUP else grouped.amax(1)
 
 
-def collect(scores: Tensor, heads: Tensor, maximum: Tensor, reference: Tensor, cut: Tensor) -> Candidates:
-    """The classes with s - reference > cut, (rows, 1) each: through few open groups or, where more are, by selection.
+def collect(
+    scores: Tensor, heads: Tensor, maximum: Tensor, reference: Tensor, cut: Tensor
+) -> tuple[list[Candidates], Tensor]:
+    """The classes with s - reference > cut, (rows, 1) each, for the rows that have few of them; and the other rows.
 
-    The difference comes first: reference + cut would be rounded to the reference where scores are large.
-
-    A row with more than a sixteenth of the classes above the cut is not good: its candidates would cost more than the
-    row itself.
+    Rows with few open groups give the classes of those; of the others, rows with at most a sixteenth of the classes
+    above the cut give them by selection. More candidates would cost more than the row itself. The difference comes
+    first: reference + cut would be rounded to the reference where scores are large.
     """
-    rows, classes = scores.shape
-    width = classes // GROUP
+    width = scores.shape[1] // GROUP
     count = (heads[:, :width] - reference > cut).sum(1)
-    k = int(count.max())
-    if k > max(1, width // 8) or width == 0:
-        # if most groups are open there are more classes above the cut than groups: no row is good, nothing to select
-        return _select(scores, maximum, reference, cut, bool((count <= 0.63 * width).any()))
-    chosen = heads[:, :width].topk(k, sorted=False).indices  # (rows, k) groups; group l holds l, l + width, ...
-    grouped = scores[:, : GROUP * width].view(rows, GROUP, width)
-    picked = grouped.gather(2, chosen[:, None, :].expand(rows, GROUP, k)).reshape(rows, GROUP * k)
+    few = count <= max(1, width // 8)
+    if width == 0:
+        few = torch.zeros_like(few)
+    found, rest = [], (~few).nonzero().squeeze(1)
+    if len(rest) < len(few):
+        rows = few.nonzero().squeeze(1)
+        found.append(_of_groups(scores, heads, maximum, rows, int(count[rows].max())))
+    # if most groups are open there are more classes above the cut than groups: nothing to select
+    some = rest[count[rest] <= 0.63 * width] if width else rest
+    if not len(some):
+        return found, rest
+    selected = _select(scores, maximum, reference, cut, some)
+    if selected is not None:
+        found.append(selected)
+        left = torch.ones_like(few)
+        for part in found:
+            left[part.rows] = False
+        rest = left.nonzero().squeeze(1)
+    return found, rest
+
+
+def _of_groups(scores: Tensor, heads: Tensor, maximum: Tensor, rows: Tensor, k: int) -> Candidates:
+    """All classes of the k groups with the largest maxima, and those that are in no group."""
+    everything, classes = len(rows) == len(scores), scores.shape[1]
+    width = classes // GROUP
+    tops = heads if everything else heads[rows]
+    chosen = tops[:, :width].topk(k, sorted=False).indices  # (n, k); group l holds l, l + width, ...
     steps = width * torch.arange(GROUP, device=scores.device)
-    ids = (steps[:, None] + chosen[:, None, :]).reshape(rows, GROUP * k)
-    tail = torch.arange(GROUP * width, classes, device=scores.device).expand(rows, -1)
-    good = torch.ones(rows, dtype=torch.bool, device=scores.device)
-    return Candidates(maximum, torch.cat([picked, heads[:, width:]], 1), torch.cat([ids, tail], 1), good)
+    ids = (steps[:, None] + chosen[:, None, :]).reshape(len(rows), GROUP * k)
+    picked = scores.gather(1, ids) if everything else scores[rows.unsqueeze(1), ids]
+    tail = torch.arange(GROUP * width, classes, device=scores.device).expand(len(rows), -1)
+    return Candidates(rows, maximum[rows], torch.cat([picked, tops[:, width:]], 1), torch.cat([ids, tail], 1))
 
 
-def _select(scores: Tensor, maximum: Tensor, reference: Tensor, cut: Tensor, some: bool) -> Candidates:
-    if not some:
-        none = torch.zeros(len(scores), dtype=torch.bool, device=scores.device)
-        return Candidates(maximum, maximum, torch.zeros_like(maximum, dtype=torch.long), none)
-    blocks = row_blocks(*scores.shape)
-    # a sum of signs in cache is several times faster than counting a bool table
-    count = torch.cat([(scores[b] - reference[b]).sub_(cut[b]).clamp_(min=0).sign_().sum(1) for b in blocks])
-    good = count <= max(1, scores.shape[1] // GROUP)
-    picked, ids = scores.topk(max(1, int(torch.where(good, count, 0).max())), sorted=False)
-    return Candidates(maximum, picked, ids, good)
+def _select(scores: Tensor, maximum: Tensor, reference: Tensor, cut: Tensor, rows: Tensor) -> Candidates | None:
+    part = scores if len(rows) == len(scores) else scores[rows]
+    above = part - reference[rows]
+    # a sum of signs is several times faster than counting a bool table
+    count = above.sub_(cut[rows]).clamp_(min=0).sign_().sum(1)
+    good = (count <= max(1, scores.shape[1] // GROUP)).nonzero().squeeze(1)
+    if not len(good):
+        return None
+    chosen = part if len(good) == len(part) else part[good]
+    picked, ids = chosen.topk(max(1, int(count[good].max())), sorted=False)
+    return Candidates(rows[good], maximum[rows[good]], picked, ids)
 
 
 def solve_few(found: Candidates, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -228,25 +266,35 @@ def solve_few(found: Candidates, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
 def solve_wide_(d: Tensor, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
     """Rows with a large support, d = s - max s: p in place of d, log p_top and Omega*(s) - max s.
 
-    Newton over the whole row, from a start found on every 16th class.
+    Newton over the whole row, from a start found on every 16th class; some rows at a time, which stay in cache.
     """
-    beta = alpha - 1
-    sample = d[:, ::GROUP].contiguous()
-    start = _newton(sample, beta, mass=sample.shape[1] / d.shape[1])
-    low, high = (float(_level(torch.tensor(top, dtype=torch.float64).log(), beta)) for top in (1 / d.shape[1], 1.0))
-    start = start.nan_to_num(high).clamp_(low, high)  # 1/C <= p_top <= 1
-    return _finish(d, _newton(d, beta, start), alpha, beta)
+    beta, classes = alpha - 1, d.shape[1]
+    blocks = row_blocks(*d.shape)
+    scratch = torch.empty_like(d[blocks[0]]) if blocks else d
+    low, high = (float(_level(torch.tensor(top, dtype=torch.float64).log(), beta)) for top in (1 / classes, 1.0))
+    log_tops, conjugates = [], []
+    for block in blocks:
+        part = d[block]
+        sample = part[:, ::GROUP].contiguous()
+        start = _newton(sample, beta, mass=sample.shape[1] / classes)
+        start = start.nan_to_num(high).clamp_(low, high)  # 1/C <= p_top <= 1
+        room = scratch[: len(part)]
+        _, log_top, conjugate = _finish(part, _newton(part, beta, start, scratch=room), alpha, beta, room)
+        log_tops.append(log_top)
+        conjugates.append(conjugate)
+    return d, torch.cat(log_tops), torch.cat(conjugates)
 
 
 def _solve_long(scores: Tensor, alpha: float) -> list[Tensor]:
-    found = candidates(scores, alpha - 1)
-    _, log_top, conjugate = solve_few(found, alpha)
-    conjugate = conjugate.to(scores.dtype)
-    wide = (~found.good).nonzero().squeeze(1)
+    parts, wide, maximum = candidates(scores, alpha - 1)
+    log_top, conjugate = torch.zeros_like(maximum, dtype=torch.float64), torch.zeros_like(maximum)
+    for found in parts:
+        _, tops, values = solve_few(found, alpha)
+        log_top[found.rows], conjugate[found.rows] = tops, values.to(scores.dtype)
     for block in row_blocks(len(wide), scores.shape[1]):
         rows = wide[block]
-        _, log_top[rows], conjugate[rows] = solve_wide_(scores[rows].sub_(found.maximum[rows]), alpha)
-    return [found.maximum, log_top, conjugate]
+        _, log_top[rows], conjugate[rows] = solve_wide_(scores[rows].sub_(maximum[rows]), alpha)
+    return [maximum, log_top, conjugate]
 
 
 def _solve_softmax(scores: Tensor) -> list[Tensor]:
