@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import manymax
-from tests.heads.plain import CASES, Case, Problem, make_problem
+from tests.heads.plain import CASES, Case, Problem, agree, make_problem, upstream, value_and_gradients
 
 ROWS, C, DIM, BLOCK = 300, 1003, 6, 8
 LIMIT = BLOCK * 1008  # numbers, in classes padded to a multiple of 16; as many as 26 N or 8 C
@@ -35,10 +35,13 @@ class Largest(TorchDispatchMode):
 
 
 def largest_of_a_step(case: Case, problem: Problem, target: Any, **options: Any) -> Largest:
-    problem = problem.leaves(torch.float32)
+    """Of a step that is also right: lists of entries are let go and added up in parts."""
+    expected = value_and_gradients(case.plain, problem.leaves(), target, **options)
+    leaves = problem.leaves(torch.float32)
     with Largest() as largest:
-        value = case.head(problem, target, **options)
-        torch.autograd.grad(value, problem.parts(), torch.ones_like(value))
+        value = case.head(leaves, target, **options)
+        grads = torch.autograd.grad(value, leaves.parts(), upstream(value))
+    agree([value.detach(), *(grad.to_dense() for grad in grads)], expected, 1e-5)
     return largest
 
 
