@@ -56,10 +56,14 @@ def softmax_kernel() -> Kernel:
 def entmax_kernel(alpha: float, wants_alpha: bool = False) -> Kernel:
     """Entmax for alpha > 1: rows of small support give a few entries, the others a dense table."""
 
+    dense_before = False
+
     def kernel(block: Block) -> Result:
+        nonlocal dense_before
         target, scores = block.target, block.scores
         picked = target.pick(scores).clone()
-        parts, wide, maximum = simplex.candidates(scores, alpha - 1)
+        parts, wide, maximum = _candidates(scores, alpha, dense_before)
+        dense_before = len(wide) == scores.shape[0]
         check_finite(maximum)
         conjugate, slopes = torch.zeros_like(maximum), torch.zeros_like(maximum, dtype=torch.float64)
         order = torch.tensor(alpha, dtype=torch.float64)
@@ -89,20 +93,53 @@ def entmax_kernel(alpha: float, wants_alpha: bool = False) -> Kernel:
     return kernel
 
 
+def _candidates(scores: Tensor, alpha: float, dense_before: bool) -> tuple[list[simplex.Candidates], Tensor, Tensor]:
+    """Candidates of a block; after a block without any, four of its rows are asked first whether it is worth it."""
+    if dense_before and len(scores) > 4 and len(simplex.candidates(scores[:4], alpha - 1)[1]) == 4:
+        return [], torch.arange(len(scores), device=scores.device), scores.amax(1, keepdim=True)
+    return simplex.candidates(scores, alpha - 1)
+
+
 def _entries(target: RowTarget, probs: Tensor, found: simplex.Candidates, block: Block) -> Dense | Sparse:
-    """coefficient (total p - t) of the rows found as entries; dense where smoothing or rows fill t."""
+    """coefficient (total p - t) of the rows found as entries; dense where smoothing or rows fill t.
+
+    A positive inside of the support is subtracted from its probability before anything is rounded: near a perfect
+    prediction the difference is all there is.
+    """
     dtype = block.scores.dtype
-    row, column = (probs > 0).nonzero(as_tuple=True)
-    classes, values = found.ids[row, column], probs[row, column]
     if target.ids is None or target.share is not None:
+        row, column = (probs > 0).nonzero(as_tuple=True)
         table = torch.zeros(len(found.rows), block.scores.shape[1], dtype=dtype, device=probs.device)
-        table[row, classes] = values.to(dtype)
+        table[row, found.ids[row, column]] = probs[row, column].to(dtype)
         target.subtract_(table)
         return Dense(table, target.row_coefficient, found.rows)
     listed, position = (target.weights != 0).nonzero(as_tuple=True)
-    minus = -target.factor[listed] * target.weights[listed, position]
-    plus = (values * target.row_coefficient[row]).to(dtype)
-    return _merged(found.rows[row], classes, plus, found.rows[listed], target.ids[listed, position], minus)
+    positives, weights = target.ids[listed, position], target.weights[listed, position].double()
+    column = _places(found.ids, listed, positives)
+    inside = column >= 0
+    values = probs * target.total.double().unsqueeze(1)
+    values.index_put_((listed[inside], column[inside]), -weights[inside], accumulate=True)
+    row, column = (values != 0).nonzero(as_tuple=True)
+    factor = target.factor.double()
+    outside = listed[~inside]
+    return _merged(
+        found.rows[row],
+        found.ids[row, column],
+        (values[row, column] * factor[row]).to(dtype),
+        found.rows[outside],
+        positives[~inside],
+        (-weights[~inside] * factor[outside]).to(dtype),
+    )
+
+
+def _places(ids: Tensor, rows: Tensor, wanted: Tensor) -> Tensor:
+    """The column of ids (n, K) in which row rows_l holds wanted_l, or -1; some rows at a time, to stay small."""
+    step = max(1, (1 << 20) // ids.shape[1])
+    places = []
+    for part, ones in zip(rows.split(step), wanted.split(step), strict=True):
+        same = ids[part] == ones.unsqueeze(1)
+        places.append(torch.where(same.any(1), same.int().argmax(1), -1))
+    return torch.cat(places) if places else rows
 
 
 def _merged(*columns: Tensor) -> Sparse:

@@ -31,7 +31,7 @@ from torch import Tensor
 
 GROUP = 16  # classes per group
 SMALL = 512  # rows this short are searched whole, in float64
-BLOCK = 1 << 19  # scores per block: the scratch of a block stays in the second-level cache
+BLOCK = 1 << 18  # scores per block: the scratch of a block stays in the second-level cache
 SWEEP = 1 << 23  # scores per block of the pass over group maxima, which streams and keeps nothing
 LOG1P_BELOW = 0.25  # for smaller beta u = 1 + beta v is kept as v, because log(u) / beta would lose digits
 
@@ -69,13 +69,15 @@ def _log_top(level: Tensor, beta: Order) -> Tensor:
     return (beta * level).log1p() / beta if _in_v(beta) else level.log() / beta
 
 
-def _bases_(d: Tensor, level: Tensor, beta: Order) -> Tensor:
-    """Overwrite d = s - max s with u = max(0, w + beta d)."""
+def _bases(d: Tensor, level: Tensor, beta: Order, out: Tensor) -> Tensor:
+    """u = max(0, w + beta d) from d = s - max s, into `out` (which may be d)."""
     if _in_v(beta):
-        return d.add_(level).clamp_(min=torch.finfo(d.dtype).min / 4).mul_(beta).add_(1).clamp_(min=0)
-    if beta != 1:
-        d.mul_(beta)
-    return d.add_(level).clamp_(min=0)
+        u = torch.add(d, level, out=out).clamp_(min=torch.finfo(d.dtype).min / 4).mul_(beta).add_(1)
+    elif beta == 1:
+        u = torch.add(d, level, out=out)
+    else:
+        u = torch.mul(d, beta, out=out).add_(level)
+    return u.clamp_(min=0)
 
 
 def floored_exp_(x: Tensor) -> Tensor:
@@ -95,13 +97,13 @@ def _powers(d: Tensor, level: Tensor, beta: Order) -> Tensor:
         log_p = (beta * v).clamp_(min=-1).log1p_() / torch.where(beta > 0, beta, 1)
         return d.copy_(torch.where(beta > 0, log_p, v).exp_())
     if beta == 1:
-        return _bases_(d, level, beta)
+        return _bases(d, level, beta, d)
     if beta == 0.5:
-        return _bases_(d, level, beta).square_()
+        return _bases(d, level, beta, d).square_()
     floor = _floor(beta, d.dtype)  # u this small has p = 0, and log(0) is slow
     if _in_v(beta):
         return floored_exp_(d.add_(level).mul_(beta).clamp_(min=floor - 1).log1p_().div_(beta))
-    return floored_exp_(_bases_(d, level, beta).clamp_(min=floor).log_().div_(beta))
+    return floored_exp_(_bases(d, level, beta, d).clamp_(min=floor).log_().div_(beta))
 
 
 def _floor(beta: Order, dtype: torch.dtype) -> float:
@@ -112,7 +114,7 @@ def _floor(beta: Order, dtype: torch.dtype) -> float:
 
 def _sums(d: Tensor, level: Tensor, beta: Order, scratch: Tensor) -> tuple[Tensor, Tensor]:
     """F = sum p and A = sum p^(1 - beta) = sum p / u at a level, (rows, 1) each."""
-    u = _bases_(scratch.copy_(d), level, beta)
+    u = _bases(d, level, beta, scratch)
     if isinstance(beta, float) and beta in (0.5, 1.0):
         first = u.sum(-1, keepdim=True)
         second = (u.sign_() if beta == 1 else u.square_()).sum(-1, keepdim=True)
@@ -139,7 +141,7 @@ def _newton(
     eps = torch.finfo(d.dtype).eps
     # up to alpha = 1.5 a step leaves an error of the order of its square, above that a class that
     # drops out of the support may leave more
-    tolerance = eps**0.5 / 4 if isinstance(beta, float) and beta <= 0.5 else 8 * eps
+    tolerance = eps**0.45 if isinstance(beta, float) and beta <= 0.5 else 8 * eps
     scratch = torch.empty_like(d) if scratch is None else scratch
     for _ in range(steps):
         total, slope = _sums(d, level, beta, scratch)
@@ -157,7 +159,7 @@ def _finish(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """p (overwriting d), log p_top (float64) and Omega*(s) - max s = E_p[p^beta - 1] / alpha - v, (rows, 1) each."""
     log_top = _log_top(level.double(), beta.double() if isinstance(beta, Tensor) else beta)
-    u = _bases_(d.clone() if scratch is None else scratch.copy_(d), level, beta)
+    u = _bases(d, level, beta, torch.empty_like(d) if scratch is None else scratch)
     p = torch.mul(u, u, out=d) if isinstance(beta, float) and beta == 0.5 else _powers(d, level, beta)
     mean = u.mul_(p).sum(-1, keepdim=True) - 1
     v = level if _in_v(beta) else (level - 1) / beta
@@ -272,14 +274,14 @@ def solve_wide_(d: Tensor, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
     blocks = row_blocks(*d.shape)
     scratch = torch.empty_like(d[blocks[0]]) if blocks else d
     low, high = (float(_level(torch.tensor(top, dtype=torch.float64).log(), beta)) for top in (1 / classes, 1.0))
+    sample = d[:, ::GROUP].contiguous()
+    start = _newton(sample, beta, mass=sample.shape[1] / classes)
+    start = start.nan_to_num(high).clamp_(low, high)  # 1/C <= p_top <= 1
     log_tops, conjugates = [], []
     for block in blocks:
         part = d[block]
-        sample = part[:, ::GROUP].contiguous()
-        start = _newton(sample, beta, mass=sample.shape[1] / classes)
-        start = start.nan_to_num(high).clamp_(low, high)  # 1/C <= p_top <= 1
         room = scratch[: len(part)]
-        _, log_top, conjugate = _finish(part, _newton(part, beta, start, scratch=room), alpha, beta, room)
+        _, log_top, conjugate = _finish(part, _newton(part, beta, start[block], scratch=room), alpha, beta, room)
         log_tops.append(log_top)
         conjugates.append(conjugate)
     return d, torch.cat(log_tops), torch.cat(conjugates)
