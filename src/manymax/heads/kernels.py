@@ -115,7 +115,7 @@ def _entries(target: RowTarget, probs: Tensor, found: simplex.Candidates, block:
         return Dense(table, target.row_coefficient, found.rows)
     listed, position = (target.weights != 0).nonzero(as_tuple=True)
     positives, weights = target.ids[listed, position], target.weights[listed, position].double()
-    column = _places(found.ids, listed, positives)
+    column = _places(found.ids, listed, positives, block.scores.numel())
     inside = column >= 0
     values = probs * target.total.double().unsqueeze(1)
     values.index_put_((listed[inside], column[inside]), -weights[inside], accumulate=True)
@@ -132,9 +132,9 @@ def _entries(target: RowTarget, probs: Tensor, found: simplex.Candidates, block:
     )
 
 
-def _places(ids: Tensor, rows: Tensor, wanted: Tensor) -> Tensor:
-    """The column of ids (n, K) in which row rows_l holds wanted_l, or -1; some rows at a time, to stay small."""
-    step = max(1, (1 << 20) // ids.shape[1])
+def _places(ids: Tensor, rows: Tensor, wanted: Tensor, budget: int) -> Tensor:
+    """The column of ids (n, K) in which row rows_l holds wanted_l, or -1; no more than `budget` ids at a time."""
+    step = max(1, budget // ids.shape[1])
     places = []
     for part, ones in zip(rows.split(step), wanted.split(step), strict=True):
         same = ids[part] == ones.unsqueeze(1)
