@@ -220,6 +220,10 @@ def test_sampled_heads_compute_in_float32(loss: str) -> None:
                 inside = value(rounded, shared=shared)
             assert inside.dtype == torch.float32
             agree([inside], [expected], 1e-5)
+        narrow = Problem(*(torch.rand_like(part).float() for part in problem.parts()))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            inside = value(narrow, shared=shared)
+        agree([inside], [value(Problem(*(part.double() for part in narrow.parts())), shared=shared)], 1e-5)
 
 
 @pytest.mark.parametrize("case", BLOCKED)
