@@ -41,7 +41,7 @@ from torch import Tensor, nn
 from manymax.errors import ArgumentError, ArgumentTypeError, ManymaxError
 
 # Entries of a block whose rows share a matrix: the sums of a block stay in cache until they are solved for.
-SHARED_BLOCK = 1 << 18
+SHARED_BLOCK = 1 << 20
 # Numbers in a block whose rows have a matrix each: the working memory of that variant.
 SEPARATE_BLOCK = 1 << 22
 # Rows added to a second moment at a time, in the vectors' type; the sum over blocks is in float64.

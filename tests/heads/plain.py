@@ -167,8 +167,11 @@ def value_and_gradients(
     return [value.detach(), *(grad.to_dense() if grad.is_sparse else grad for grad in grads)]
 
 
-def agree(actual: list[Tensor], expected: list[Tensor], tolerance: float, what: object = "") -> None:
-    """Every pair differs by at most `tolerance` times the largest entry."""
+def agree(actual: list[Tensor], expected: list[Tensor], tolerance: float, what: object = "", unit: float = 1.0) -> None:
+    """Every pair differs by at most `tolerance` times the largest entry, and a twentieth of that in the `unit`.
+
+    A gradient is a sum of differences p - t of numbers near 1, times the queries: their size is the unit.
+    """
     names = ("value", "input", "linear_weight", "linear_bias or other", "other")
     for name, ours, theirs in zip(names, actual, expected, strict=False):
         assert ours.shape == theirs.shape, (name, what)
@@ -176,7 +179,7 @@ def agree(actual: list[Tensor], expected: list[Tensor], tolerance: float, what: 
         if theirs.numel():
             scale = float(theirs.abs().max())
             error = float((ours.double() - theirs.double()).abs().max())
-            assert error <= tolerance * scale + tolerance / 20, (name, error, scale, what)
+            assert error <= tolerance * (scale + unit / 20), (name, error, scale, what)
     assert len(actual) == len(expected)
 
 
@@ -189,5 +192,6 @@ def compare(
         options = {**options, "weight": options["weight"].to(dtype)}
     actual = value_and_gradients(case.head, problem.leaves(dtype), target, **options)
     assert actual[0].dtype == dtype
-    agree(actual, expected, TOLERANCE[dtype], (problem.linear_weight.shape, options))
+    unit = max([1.0, *problem.input.abs().flatten().tolist()])
+    agree(actual, expected, TOLERANCE[dtype], (problem.linear_weight.shape, options), unit)
     return actual

@@ -39,16 +39,22 @@ def raw_gradients(case: Case, problem: Problem, target: Any, **options: Any) -> 
 @pytest.mark.parametrize("case", BLOCKED)
 def test_a_sparse_gradient_equals_the_dense_one(case: Case, regime: str) -> None:
     problem = make_problem(12, num_classes=C, regime=regime)
-    for kind, reduction in itertools.product(("ids", "padded ids", "bool rows"), ("mean", "none")):
+    for kind, reduction, rows in (("ids", "mean", 5), ("padded ids", "none", 5), ("bool rows", "mean", 1)):
         target = make_target(kind, 12, num_classes=C)
-        dense = raw_gradients(case, problem.leaves(), target, reduction=reduction, options={"block_rows": 5})
-        for blocks in ({"block_rows": 5}, {"block_rows": 1}):
-            options = {**blocks, "sparse_grad": True}
-            sparse = raw_gradients(case, problem.leaves(), target, reduction=reduction, options=options)
-            assert sparse[1].is_sparse
-            assert sparse[1].is_coalesced()
-            assert not dense[1].is_sparse
-            agree([sparse[0], sparse[1].to_dense(), sparse[2]], dense, 1e-12)
+        dense, sparse = (
+            raw_gradients(
+                case,
+                problem.leaves(),
+                target,
+                reduction=reduction,
+                options={"block_rows": rows, "sparse_grad": sparse_grad},
+            )
+            for sparse_grad in (False, True)
+        )
+        assert sparse[1].is_sparse
+        assert sparse[1].is_coalesced()
+        assert not dense[1].is_sparse
+        agree([sparse[0], sparse[1].to_dense(), sparse[2]], dense, 1e-12)
 
 
 @pytest.mark.parametrize("name", SPARSE)

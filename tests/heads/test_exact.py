@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 import manymax
@@ -30,7 +31,6 @@ from tests.heads.plain import (
 )
 
 DTYPES = [pytest.param(torch.float64, id="float64"), pytest.param(torch.float32, id="float32")]
-BLOCKS: list[dict[str, Any] | None] = [{"block_rows": 1}, {"block_rows": 7}, None]
 SMOOTH = [case for case in CASES if case.values[0].member.smoothing]
 
 
@@ -56,7 +56,7 @@ def test_every_option_of_the_plain_loss(case: Case, kind: str, dtype: torch.dtyp
 def test_thin_and_wide_supports_in_blocks_of_any_size(case: Case, regime: str, dtype: torch.dtype) -> None:
     problem = make_problem(20, num_classes=1003, regime=regime)
     target = make_target("ids", 20, num_classes=1003)
-    for reduction, blocks in itertools.product(("mean", "none"), BLOCKS):
+    for reduction, blocks in (("none", {"block_rows": 1}), ("mean", {"block_rows": 7}), ("mean", None)):
         compare(case, problem, target, dtype=dtype, reduction=reduction, options=blocks)
 
 
@@ -101,6 +101,35 @@ def test_taylor_orders(order: int) -> None:
     for reduction in ("mean", "none"):
         target = make_target("padded ids", 12, num_classes=60)
         compare(case, problem, target, dtype=torch.float32, reduction=reduction)
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_any_combination(data: st.DataObject) -> None:
+    """Sizes, supports, targets, options and blocks drawn together."""
+    case = data.draw(st.sampled_from([case.values[0] for case in CASES]))
+    num_classes, batch = data.draw(st.integers(1, 400)), data.draw(st.sampled_from([(), (0,), (1,), (9,), (2, 5)]))
+    bias, masked = data.draw(st.booleans()), data.draw(st.booleans()) and num_classes > 4
+    problem = make_problem(
+        *batch,
+        num_classes=num_classes,
+        regime=data.draw(st.sampled_from(["wide", "near", "thin", "mixed"])),
+        bias=bias,
+        masked=masked,
+        seed=data.draw(st.integers(0, 9)),
+    )
+    kind = data.draw(st.sampled_from([kind for kind in KINDS if case.takes(kind)]))
+    compare(
+        case,
+        problem,
+        make_target(kind, *batch, num_classes=num_classes, seed=data.draw(st.integers(0, 9))),
+        dtype=data.draw(st.sampled_from([torch.float64, torch.float32])),
+        reduction=data.draw(st.sampled_from(["mean", "sum", "none"])),
+        multilabel=data.draw(st.sampled_from(["sum", "normalized"])),
+        label_smoothing=data.draw(st.sampled_from([0.0, 0.1, 0.5])) if case.member.smoothing else 0.0,
+        weight=class_weights(num_classes) if data.draw(st.booleans()) else None,
+        options={"block_rows": data.draw(st.integers(1, 12)), "sparse_grad": data.draw(st.booleans())},
+    )
 
 
 # Alpha -------------------------------------------------------------------------------------------

@@ -23,17 +23,17 @@ class HeadOptions:
     retain_graph: keep the gradients for another backward; otherwise the first one frees them.
     """
 
-    block_scores: int = 1 << 22
+    block_scores: int = 3 << 22
     block_rows: int | None = None
     matmul: str = "float32"
     sparse_grad: bool = False
     retain_graph: bool = False
 
     def rows(self, num_classes: int) -> int:
-        """Rows of a block: at least 16, because every block reads all class vectors."""
+        """Rows of a block, a multiple of 64: every block reads all class vectors, which fewer rows would not repay."""
         if self.block_rows is not None:
             return self.block_rows
-        return min(1024, max(16, self.block_scores // num_classes // 8 * 8))
+        return min(1024, max(64, self.block_scores // num_classes // 64 * 64))
 
 
 def read_options(options: HeadOptions | Mapping[str, Any] | None) -> HeadOptions:
