@@ -265,19 +265,7 @@ def test_a_tree_ranks_by_log_probabilities(member: Member) -> None:
     torch.testing.assert_close(scores.exp().sum(-1), torch.ones(5))
 
 
-GROUPED = [
-    pytest.param(
-        member,
-        id=member.name,
-        marks=[pytest.mark.xfail(raises=ArgumentTypeError, reason="the loss of a tree reads tensors only")]
-        if member.kind == "tree"
-        else [],
-    )
-    for member in FAMILY.values()
-]
-
-
-@pytest.mark.parametrize("member", GROUPED)
+@pytest.mark.parametrize("member", FAMILY.values(), ids=lambda member: member.name)
 def test_a_training_loop_may_group_its_pairs(member: Member) -> None:
     users, items = torch.tensor([4, 1, 4, 4, 0, 1]), torch.tensor([7, 7, 2, 7, 30, 11])
     head, queries = make_head(member), some_queries(5)

@@ -64,10 +64,12 @@ def check_options(reduction: str, label_smoothing: float, multilabel: str) -> No
 
 
 def read_target(
-    scores: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, multilabel: str = "sum"
+    scores: Tensor, target: Tensor | Target, weight: Tensor | None, ignore_index: int, multilabel: str = "sum"
 ) -> Target:
-    """Check `target` against `scores` (..., C) and bring it into one form."""
+    """Check `target` against `scores` (..., C) and bring it into one form; a grouped one has it already."""
     check_scores(scores)
+    if isinstance(target, Target):
+        return _read_grouped(scores, target, _read_weight(scores, weight), multilabel)
     if not isinstance(target, Tensor):
         raise ArgumentTypeError(f"`target` must be a tensor; got {type(target).__name__}.")
     if target.is_complex():
@@ -78,6 +80,19 @@ def read_target(
     if rowwise:
         return _read_rows(scores, target, class_weight, multilabel)
     return _read_ids(scores, target, class_weight, ignore_index, multilabel)
+
+
+def _read_grouped(scores: Tensor, target: Target, weight: Tensor | None, multilabel: str) -> Target:
+    if target.ids is None or target.ids.shape[:-1] != scores.shape[:-1]:
+        raise ArgumentError("`target` was grouped for another number of rows than `input` has.")
+    ids, classes = target.ids, scores.shape[-1]
+    if visible(ids) and ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= classes):
+        raise ArgumentError(f"`target` ids must be in [0, {classes}); got {int(ids.min())} to {int(ids.max())}.")
+    weights = target.weights.to(scores.dtype)
+    if weight is not None:
+        weights = weights * weight[ids]
+    divisor = weights.sum(-1) if multilabel == "sum" else (target.count > 0).to(scores.dtype)
+    return Target(ids, weights, target.count.to(scores.dtype), divisor)
 
 
 def _read_weight(scores: Tensor, weight: Tensor | None) -> Tensor | None:
