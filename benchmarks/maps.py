@@ -105,6 +105,8 @@ def main(arguments: argparse.Namespace) -> int:
         )
         print(f"{regime}: {rows} x {classes}, support {support[0]:.0f} (sparsemax), {support[1]:.0f} (entmax-1.5)")
         for group, runs in contestants(scores, target).items():
+            if arguments.only and arguments.only not in f"{regime} {group}":
+                continue
             times = interleave(runs, arguments.rounds)
             peaks = {name: peak_mb(runs[name]) for name in ("manymax", "default")}
             results.append(report(regime, group, times, peaks))
@@ -121,4 +123,5 @@ def main(arguments: argparse.Namespace) -> int:
 if __name__ == "__main__":
     made = parser(__doc__ or "")
     made.add_argument("--rows", type=int, default=2048)
+    made.add_argument("--only", default="", help="part of a regime and group to run alone, like 'fresh entmax-1.5 map'")
     sys.exit(main(made.parse_args()))
