@@ -137,5 +137,5 @@ def scores_like(regime: str, rows: int, classes: int, dim: int = 64, seed: int =
         return queries, vectors, torch.randint(classes, (rows,), generator=generator)
     vectors *= 0.5
     labels = torch.randint(classes, (rows,), generator=generator)
-    queries += 1.6 * vectors[labels]
+    queries += 1.2 * vectors[labels]
     return queries, vectors, labels

@@ -1,0 +1,1 @@
+"""The laboratory around the library: data, backbones, training, evaluation, studies and their report."""
