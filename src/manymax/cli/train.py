@@ -1,0 +1,210 @@
+"""`manymax train`: one run, with live progress."""
+
+from __future__ import annotations
+
+import inspect
+import shlex
+import sys
+import time
+import types
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import typer
+from pydantic.fields import FieldInfo
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from manymax.cli.console import open_console, put, put_json, table
+from manymax.errors import ArgumentError
+from manymax.study.checkpoint import Standing
+from manymax.study.config import RunConfig
+from manymax.study.course import Progress
+from manymax.study.records import Record
+from manymax.study.run import CHECKPOINT_SECONDS, run
+
+EXIT_DIVERGED, EXIT_STOPPED = 1, 130
+REFRESHES = 8  # a second
+
+
+def train(
+    config: Annotated[Path | None, typer.Option(help="TOML file with settings; options given here count more.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; made up of its settings if left out.")] = None,
+    checkpoint_seconds: Annotated[float, typer.Option(help="Least time between two checkpoints.")] = CHECKPOINT_SECONDS,
+    json: Annotated[bool, typer.Option("--json", help="Print the record as JSON.")] = False,
+    **options: Any,
+) -> None:
+    """Train one model with one loss on one data set, and test it.
+
+    Interrupted by Ctrl-C or by force, the same command goes on from the last checkpoint and ends with the result of
+    an uninterrupted run.
+
+    \b
+    Examples:
+      manymax train                                       softmax, matrix factorisation, planted data
+      manymax train --loss sparsemax --backbone sasrec
+      manymax train --data ratings.csv --columns user=uid,item=book --loss ssm --num-negatives 50
+      manymax train --data ml-1m.parquet --preset paper-table --lr 1e-3 --out runs/first
+    """
+    settings = read_toml(config) if config is not None else {}
+    chosen = RunConfig(**settings | {name: value for name, value in options.items() if value is not None})
+    folder = out or default_folder(chosen)
+    record = run(chosen, folder, progress=watch(), checkpoint_seconds=checkpoint_seconds)
+    if json:
+        put_json(record.model_dump(mode="json"))
+    else:
+        report(record, folder)
+    if record.status != "done":
+        raise typer.Exit(EXIT_STOPPED if record.status == "stopped" else EXIT_DIVERGED)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The settings of a TOML file."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ArgumentError(f"`config` {path} cannot be read: {error}") from None
+
+
+def default_folder(config: RunConfig) -> Path:
+    """A folder of its own for each combination of settings."""
+    return Path("runs") / f"{Path(config.data).stem}-{config.backbone}-{config.loss}-{config.content_hash()[:8]}"
+
+
+def _option(name: str, field: FieldInfo) -> inspect.Parameter:
+    """An option of the command from a setting: None where it is not given, so that the setting's default counts."""
+    kinds = [kind for kind in _kinds(field.annotation) if kind is not types.NoneType]
+    choices = [str(choice) for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
+    kind = kinds[0] if kinds[0] in (bool, int, float) else str
+    default = "" if field.default is None else f" [default: {_shown(field.default)}]"
+    option = typer.Option(
+        help=f"{field.description}{default}",
+        show_default=False,
+        metavar=f"[{'|'.join(choices)}]" if choices else None,
+    )
+    annotation = Annotated[kind | None, option]  # type: ignore[valid-type]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _kinds(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+
+
+def _shown(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _with_settings(command: Any) -> None:
+    """Give the command one option for each setting of a run."""
+    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "options"]
+    settings = [_option(name, field) for name, field in RunConfig.model_fields.items()]
+    parameters = settings + [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+    command.__signature__ = inspect.Signature(parameters)
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+
+
+_with_settings(train)
+
+
+class Lines(Progress):
+    """One line an epoch."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+
+    def begin(self, config: RunConfig, folder: Path, standing: Standing) -> None:
+        """What is trained, and from where it goes on."""
+        self.config = config
+        self.started, self.first = time.perf_counter(), standing.epoch
+        where = f", from epoch {standing.epoch + 1}, step {standing.step + 1}" if standing.step else ""
+        self.console.print(f"{config.loss} on {config.backbone}, {config.data}, seed {config.seed}{where}: {folder}")
+
+    def epoch(self, standing: Standing, row: dict[str, Any]) -> None:
+        """The epoch's line."""
+        self.console.print(self.line(standing, row))
+
+    def line(self, standing: Standing, row: dict[str, Any]) -> str:
+        """Epoch, loss, the watched metric, the best so far and the time that is left at most."""
+        metric = self.config.monitored
+        value = f"  {metric} {row[metric]:.4f}" if metric in row else ""
+        best = f"  best {standing.best_value:.4f} (epoch {standing.best_epoch})" if standing.best_value else ""
+        return (
+            f"epoch {standing.epoch}/{self.config.epochs}  loss {row['loss']:.4f}{value}{best}  {self.left(standing)}"
+        )
+
+    def left(self, standing: Standing) -> str:
+        """How long it takes if patience is never used up."""
+        done = standing.epoch - self.first
+        if done < 1:
+            return ""
+        seconds = (time.perf_counter() - self.started) / done * (self.config.epochs - standing.epoch)
+        return f"at most {_clock(seconds)} left"
+
+
+class Screen(Lines):
+    """A line that moves with each step, and what each epoch left behind above it."""
+
+    def begin(self, config: RunConfig, folder: Path, standing: Standing) -> None:
+        """Open the moving line."""
+        super().begin(config, folder, standing)
+        self.live = Live(Text(""), console=self.console, refresh_per_second=REFRESHES, transient=True)
+        self.shown = 0.0
+        self.live.start()
+
+    def step(self, standing: Standing, loss: float) -> None:
+        """Move the line, as often as an eye can follow."""
+        if (now := time.perf_counter()) - self.shown < 1 / REFRESHES:
+            return
+        self.shown = now
+        self.live.update(
+            Text(
+                f"epoch {standing.epoch + 1}/{self.config.epochs}  step {standing.batch}  loss {loss:.4f}  {self.left(standing)}"
+            )
+        )
+
+    def end(self) -> None:
+        """Close the moving line."""
+        self.live.stop()
+
+
+def watch() -> Progress:
+    """Progress on stderr: moving in a terminal, plain lines elsewhere."""
+    console = Console(stderr=True, markup=False, emoji=False, highlight=False, soft_wrap=True)
+    return Screen(console) if console.is_terminal else Lines(console)
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def report(record: Record, folder: Path) -> None:
+    """The outcome: metrics beside those of the popularity ranking, and what to do next."""
+    console = open_console()
+    if record.test:
+        rows = [
+            [name, *(_number(part.get(name)) for part in (record.valid, record.test, record.popularity))]
+            for name in record.test
+        ]
+        put(console, table(["metric", "valid", "test", "popularity"], rows))
+    typer.echo(_closing(record, folder))
+
+
+def _closing(record: Record, folder: Path) -> str:
+    place = shlex.quote(str(folder))
+    if record.status == "stopped":
+        return f"{record.reason} in epoch {record.epochs + 1}; the same command goes on from there: {place}"
+    if record.status == "diverged":
+        return f"diverged: {record.reason}; try a smaller --lr, or --clip. Recorded in {place}"
+    spent = _clock(sum(record.seconds.values()))
+    return f"best epoch {record.best_epoch} of {record.epochs}, {spent}; saved in {place}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"

@@ -1,0 +1,195 @@
+"""The course of a training run: where it stands, its best weights, when it is saved and when it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+from manymax.errors import ManymaxError
+from manymax.study.checkpoint import (
+    Standing,
+    Tensors,
+    load_checkpoint,
+    load_optimizer,
+    optimizer_tensors,
+    part,
+    prefixed,
+    save_checkpoint,
+    snapshot,
+)
+from manymax.study.config import RunConfig
+
+
+class Diverged(ManymaxError):
+    """The loss or a weight is no longer a finite number."""
+
+
+class Stopped(ManymaxError):
+    """The user, or the system, asked the run to stop; it can go on from its checkpoint."""
+
+
+class Progress:
+    """Hears what happens in a run; this one keeps it to itself."""
+
+    def begin(self, config: RunConfig, folder: Path, standing: Standing) -> None:
+        """Training begins, or goes on from `standing`."""
+
+    def step(self, standing: Standing, loss: float) -> None:
+        """A batch has been learned."""
+
+    def epoch(self, standing: Standing, row: dict[str, Any]) -> None:
+        """An epoch has ended; `row` is its line of `epochs.parquet`."""
+
+    def end(self) -> None:
+        """Training is over, for whatever reason."""
+
+
+class Course:
+    """What every way of training shares.
+
+    Args:
+        config: of the run.
+        model: whose state is saved.
+        validate: the mean metrics on the validation part.
+        path: of the checkpoint.
+        progress: hears of each epoch.
+        checkpoint_seconds: at least this much time between two checkpoints.
+        optimizer: whose state is saved too, if there is one.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        model: nn.Module,
+        validate: Callable[[], dict[str, float]],
+        path: Path,
+        *,
+        progress: Progress,
+        checkpoint_seconds: float,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
+        self.config, self.model, self.validate, self.path = config, model, validate, path
+        self.progress, self.checkpoint_seconds, self.optimizer = progress, checkpoint_seconds, optimizer
+        self.standing, self.best = Standing(), Tensors()
+        self._stop: str | None = None
+        if path.exists():
+            self._resume()
+        self._saved = time.perf_counter()
+
+    def _resume(self) -> None:
+        self.standing, tensors = load_checkpoint(self.path, self.config.content_hash())
+        try:
+            self.model.load_state_dict(part("model", tensors))
+        except RuntimeError as error:
+            raise ManymaxError(f"{self.path} does not fit this run: {error}. Remove it to begin again.") from None
+        self.best = part("best", tensors)
+        if self.optimizer is not None:
+            load_optimizer(self.optimizer, self.model, part("optimizer", tensors))
+
+    @property
+    def going(self) -> bool:
+        """Whether there is another epoch to train."""
+        return self.standing.epoch < self.config.epochs and self.standing.waited < self.config.patience
+
+    @contextlib.contextmanager
+    def timed(self, purpose: str) -> Iterator[None]:
+        """Count the time of the block towards a purpose."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            spent = self.standing.seconds
+            spent[purpose] = spent.get(purpose, 0.0) + time.perf_counter() - start
+
+    def count_batch(self, loss: float) -> None:
+        """A batch has been learned at this loss; a loss that is no number ends the run."""
+        standing = self.standing
+        standing.batch, standing.step = standing.batch + 1, standing.step + 1
+        if not math.isfinite(loss):
+            raise Diverged(f"the loss is {loss} in epoch {standing.epoch + 1}, step {standing.step}")
+        standing.total_loss += loss
+        self.progress.step(standing, loss)
+
+    def end_epoch(self) -> None:
+        """Evaluate where it is time to, keep the weights if they are the best so far, and write the epoch's row."""
+        standing, config = self.standing, self.config
+        self._check_weights()
+        epoch = standing.epoch + 1
+        metrics: dict[str, float] = {}
+        if epoch % config.eval_every == 0 or epoch == config.epochs:
+            with self.timed("evaluation"):
+                metrics = self.validate()
+            self._compare(epoch, metrics[config.monitored])
+        row = self._row(epoch, metrics)
+        standing.rows.append(row)
+        standing.epoch, standing.batch, standing.total_loss = epoch, 0, 0.0
+        self.progress.epoch(standing, row)
+
+    def _check_weights(self) -> None:
+        for name, parameter in self.model.named_parameters():
+            if not bool(parameter.isfinite().all()):
+                raise Diverged(f"`{name}` is not finite after epoch {self.standing.epoch + 1}")
+
+    def _compare(self, epoch: int, value: float) -> None:
+        standing = self.standing
+        standing.waited += 1
+        if standing.best_value is None or value > standing.best_value:
+            standing.best_epoch, standing.best_value, standing.waited = epoch, value, 0
+            self.best = snapshot(self.model)
+
+    def _row(self, epoch: int, metrics: dict[str, float]) -> dict[str, Any]:
+        """An epoch's line: its mean loss, and the seconds since the beginning by purpose."""
+        standing, seconds = self.standing, self.standing.seconds
+        return {
+            "epoch": epoch,
+            "step": standing.step,
+            "loss": standing.total_loss / max(1, standing.batch),
+            "seconds_train": seconds.get("training", 0.0),
+            "seconds_eval": seconds.get("evaluation", 0.0),
+            "seconds_total": sum(seconds.values()),
+            **metrics,
+        }
+
+    def breathe(self) -> None:
+        """Between two steps: save if it is time, and stop if that was asked for."""
+        if self._stop is not None or time.perf_counter() - self._saved >= self.checkpoint_seconds:
+            self.save()
+        if self._stop is not None:
+            raise Stopped(self._stop)
+
+    def save(self) -> None:
+        """Write the checkpoint."""
+        with self.timed("saving"):
+            tensors = prefixed("model", self.model.state_dict()) | prefixed("best", self.best)
+            if self.optimizer is not None:
+                tensors |= prefixed("optimizer", optimizer_tensors(self.optimizer, self.model))
+            save_checkpoint(self.path, self.config.content_hash(), self.standing, tensors)
+        self._saved = time.perf_counter()
+
+    @contextlib.contextmanager
+    def stoppable(self) -> Iterator[None]:
+        """Ctrl-C and the system's request to end take effect between two steps; a second one at once."""
+        if threading.current_thread() is not threading.main_thread():  # only that one hears signals
+            yield
+            return
+        before = {number: signal.signal(number, self._hear) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        if self._stop is not None:
+            raise KeyboardInterrupt
+        self._stop = f"stopped by {signal.Signals(number).name}"

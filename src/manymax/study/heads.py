@@ -1,0 +1,81 @@
+"""From the settings of a run to its head: any member of the family, or a reference, on any backbone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+import manymax.heads
+from manymax.losses import FAMILY
+from manymax.losses.hierarchical_softmax import HierarchicalSoftmaxLoss
+from manymax.ops.tree import HuffmanTree
+from manymax.samplers import SAMPLERS, Sampler
+from manymax.study.config import RunConfig
+from manymax.study.data.interactions import Split
+from manymax.study.references import REFERENCES
+from manymax.study.seeds import generator
+
+# What an option is called by the head or sampler that takes it, where that is not its own name.
+KEYWORDS = {
+    "learnable_alpha": "learnable",
+    "learnable_log_z": "learnable",
+    "pool": "num_candidates",
+    "codewords": "num_codewords",
+}
+OF_LOSS = ("alpha", "learnable_alpha", "order", "correction", "hit_policy", "debias", "log_z", "learnable_log_z")
+OF_SAMPLER = ("power", "smoothing", "pool", "codewords")
+
+
+def build_head(config: RunConfig, split: Split) -> nn.Module:
+    """The head of a run, for the class vectors of any backbone; a tree brings node vectors of its own.
+
+    Its draws come from `head.generator`, which a training loop seeds anew for each step.
+    """
+    if config.loss in REFERENCES:
+        return REFERENCES[config.loss].module(split.num_items, **_drawing(config, split))
+    member, options = FAMILY[config.loss], {"multilabel": config.multilabel}
+    if member.kind == "tree":
+        return _tree(config, split)
+    if member.kind == "sampled":
+        options |= _drawing(config, split)
+    else:
+        options |= {"options": {"matmul": "bf16" if config.bf16 else "float32"}}
+    if member.smoothing and member.kind != "sampled":
+        options |= {"label_smoothing": config.label_smoothing}
+    head = getattr(manymax.heads, f"Linear{member.module.__name__}")
+    return head(None, split.num_items, **options, **_given(config, OF_LOSS))
+
+
+def _tree(config: RunConfig, split: Split) -> HierarchicalSoftmaxLoss:
+    """Hierarchical softmax on Huffman's tree of the training counts."""
+    head = HierarchicalSoftmaxLoss(
+        config.dim,
+        HuffmanTree(split.counts()),
+        multilabel=config.multilabel,
+        label_smoothing=config.label_smoothing,
+    )
+    nn.init.normal_(head.node_vectors, std=config.init_scale, generator=generator(config.seed, "init-head"))
+    return head
+
+
+def _drawing(config: RunConfig, split: Split) -> dict[str, Any]:
+    """What heads that draw negatives have in common."""
+    return {
+        "sampler": build_sampler(config, split),
+        "num_negatives": config.num_negatives or None,
+        "shared": config.shared,
+        "generator": torch.Generator(),
+    }
+
+
+def build_sampler(config: RunConfig, split: Split) -> Sampler:
+    """The sampler of a run; laws of frequency are those of the training part."""
+    return SAMPLERS[config.sampler].make(split.num_items, split.counts(), **_given(config, OF_SAMPLER))
+
+
+def _given(config: RunConfig, names: tuple[str, ...]) -> dict[str, Any]:
+    """The options that have an effect, under the names of those who take them; None means their own default."""
+    values = {KEYWORDS.get(name, name): getattr(config, name) for name in names if name not in config.unused()}
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,172 @@
+"""What a run leaves in its folder: JSON, Parquet and safetensors, readable without this package.
+
+settings.json        what was asked for; written first
+checkpoint.safetensors   while the run is under way
+epochs.parquet       one row an epoch: loss, seconds, validation metrics
+users.parquet        one row a test user: the user's id and metrics
+items.parquet        the item ids, by number
+people.parquet       the user ids, by number, with the item numbers of each part
+model.safetensors    the weights of the best epoch
+record.json          the outcome; written last
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+from torch import Tensor
+
+from manymax.errors import ManymaxError
+from manymax.study.config import RunConfig
+from manymax.study.data.interactions import PARTS, Lists, Split
+from manymax.study.files import read_json, whole, write_json
+
+SETTINGS, RECORD, CHECKPOINT, MODEL = "settings.json", "record.json", "checkpoint.safetensors", "model.safetensors"
+EPOCHS, USERS, ITEMS, PEOPLE = "epochs.parquet", "users.parquet", "items.parquet", "people.parquet"
+
+Metrics = dict[str, float | None]
+
+
+class Record(BaseModel):
+    """The outcome of a run.
+
+    status: "done"; "diverged" (the loss or a weight was no longer finite); "stopped" (by Ctrl-C; goes on when the run is
+        started again); "failed" (an error; tried again when the run is started again). `reason` says why.
+    settings, hash: of the `RunConfig`.
+    sizes: users, items, and interactions of each part. card: what was done to the data.
+    epochs, best_epoch: how many were trained, and whose weights were kept (0: none).
+    valid, test: metrics of the best weights. popularity: the same test metrics of the popularity ranking.
+    extra: other figures, such as the support sizes of sparse members.
+    seconds: by purpose: loading, training, evaluation, saving, and preparing the data.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    status: Literal["done", "diverged", "stopped", "failed"]
+    reason: str | None = None
+    settings: dict[str, Any]
+    hash: str
+    sizes: dict[str, int] = {}
+    card: list[dict[str, Any]] = []
+    epochs: int = 0
+    best_epoch: int = 0
+    valid: Metrics = {}
+    test: Metrics = {}
+    popularity: Metrics = {}
+    extra: dict[str, float] = {}
+    seconds: dict[str, float] = {}
+    peak_memory_mb: float | None = None
+    versions: dict[str, str]
+    machine: dict[str, Any]
+
+    @property
+    def final(self) -> bool:
+        """Whether starting the run again would only repeat it."""
+        return self.status in ("done", "diverged")
+
+
+def new_record(config: RunConfig, status: str, **fields: Any) -> Record:
+    """A record of this machine and these versions."""
+    return Record(
+        status=status,
+        settings=config.model_dump(mode="json"),
+        hash=config.content_hash(),
+        versions={name: metadata.version(name) for name in ("manymax", "torch", "numpy")}
+        | {"python": platform.python_version()},
+        machine={"system": platform.platform(), "cpu": _cpu(), "cores": os.cpu_count()}
+        | {"threads": torch.get_num_threads()},
+        peak_memory_mb=_peak_memory_mb(),
+        **fields,
+    )
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def _peak_memory_mb() -> float | None:
+    """The most memory that this process has held."""
+    try:
+        import resource
+    except ImportError:  # not there on Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1 << 20 if platform.system() == "Darwin" else 1 << 10)
+
+
+def write_record(folder: Path, record: Record) -> None:
+    """Write `record.json`, the last file of a run."""
+    write_json(folder / RECORD, record.model_dump(mode="json"))
+
+
+def read_record(folder: Path) -> Record:
+    """The record of a run folder; an error that says what is wrong where there is none."""
+    if not (path := folder / RECORD).exists():
+        raise ManymaxError(f"{folder} holds no finished run: there is no {RECORD}.")
+    try:
+        return Record(**read_json(path))
+    except (ValidationError, TypeError) as error:
+        raise ManymaxError(f"{path} is no record of this version of manymax: {error}") from None
+
+
+def write_table(path: Path, columns: Mapping[str, Any]) -> None:
+    """Write columns as one Parquet file, whole."""
+    with whole(path) as partial:
+        pq.write_table(pa.table(dict(columns)), partial, compression="zstd")
+
+
+def read_table(path: Path) -> pa.Table:
+    """A Parquet file; an error that names it where it is none."""
+    try:
+        return pq.read_table(path)
+    except (OSError, pa.ArrowException) as error:
+        raise ManymaxError(f"{path} cannot be read: {error}") from None
+
+
+def write_epochs(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """One row an epoch; epochs without evaluation have no metrics."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    write_table(folder / EPOCHS, {name: [row.get(name) for row in rows] for name in names})
+
+
+def write_users(folder: Path, ids: np.ndarray[Any, Any], per_user: Mapping[str, Tensor]) -> None:
+    """The metrics of each test user."""
+    write_table(folder / USERS, {"user": ids} | {name: values.numpy() for name, values in per_user.items()})
+
+
+def write_vocabulary(
+    folder: Path, user_ids: np.ndarray[Any, Any], item_ids: np.ndarray[Any, Any], split: Split
+) -> None:
+    """Who is who: the publisher's ids by number, and the item numbers of each user in each part."""
+    write_table(folder / ITEMS, {"item": item_ids})
+    parts = {part: _list_array(getattr(split, part)) for part in PARTS}
+    write_table(folder / PEOPLE, {"user": user_ids, **parts})
+
+
+def _list_array(lists: Lists) -> pa.Array:
+    return pa.LargeListArray.from_arrays(pa.array(lists.offsets.numpy()), pa.array(lists.items.numpy()))
+
+
+def read_vocabulary(folder: Path) -> tuple[list[Any], list[Any], Split]:
+    """User ids, item ids and the split of a run folder."""
+    people, items = read_table(folder / PEOPLE), read_table(folder / ITEMS)
+    lists = {part: _lists(people[part].combine_chunks()) for part in PARTS}
+    return people["user"].to_pylist(), items["item"].to_pylist(), Split(**lists, num_items=items.num_rows)
+
+
+def _lists(column: pa.LargeListArray) -> Lists:
+    return Lists(torch.tensor(column.offsets.to_numpy()), torch.tensor(column.flatten().to_numpy()))

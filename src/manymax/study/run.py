@@ -1,0 +1,265 @@
+"""One run: settings in, a folder with its record out. Starting it again goes on where it stood."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from manymax.errors import ManymaxError
+from manymax.study.backbones import BACKBONES
+from manymax.study.checkpoint import read_tensors, write_tensors
+from manymax.study.config import RunConfig
+from manymax.study.course import Course, Diverged, Progress, Stopped
+from manymax.study.data.interactions import PARTS, Split
+from manymax.study.data.prepare import Prepared, prepare
+from manymax.study.evaluate import Evaluation, evaluate, popularity
+from manymax.study.files import LOCK, locked, read_json, remove_partial, write_json
+from manymax.study.heads import build_head
+from manymax.study.records import (
+    CHECKPOINT,
+    MODEL,
+    RECORD,
+    SETTINGS,
+    Record,
+    new_record,
+    read_record,
+    read_vocabulary,
+    write_epochs,
+    write_record,
+    write_users,
+    write_vocabulary,
+)
+from manymax.study.seeds import generator
+from manymax.study.train import Model, build_optimizer, train
+from manymax.study.train_als import train_als
+
+CHECKPOINT_SECONDS = 10.0
+
+
+def run(
+    config: RunConfig,
+    folder: Path,
+    *,
+    progress: Progress | None = None,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    prepared: Prepared | None = None,
+) -> Record:
+    """Train, evaluate and record; what is there already is not done again.
+
+    A finished folder answers with its record, an interrupted one goes on from its checkpoint, and one that belongs to
+    other settings is an error. However the process ends, each file of the folder is whole.
+
+    Args:
+        config: the settings.
+        folder: of this run alone; made if it is not there.
+        progress: hears of steps and epochs.
+        checkpoint_seconds: at least this much time between two checkpoints.
+        prepared: the data of `config`, where the caller has it already.
+
+    Returns:
+        The record; its status is "done", "diverged" or "stopped".
+    """
+    if (found := finished(config, folder)) is not None:
+        return found
+    start = time.perf_counter()
+    with _threads(config.threads):
+        prepared = prepared or prepare_data(config)
+        seconds = time.perf_counter() - start
+        with locked(folder):
+            if (found := finished(config, folder)) is not None:  # another process was faster
+                return found
+            remove_partial(folder)
+            _claim(config, folder, prepared)
+            try:
+                return _run(config, folder, prepared, progress or Progress(), checkpoint_seconds, seconds)
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}"
+                write_record(folder, new_record(config, "failed", reason=reason, card=prepared.card))
+                raise
+
+
+def finished(config: RunConfig, folder: Path) -> Record | None:
+    """The record of a run that need not be done again; None if there is something to do.
+
+    An error if the folder belongs to another run, or is no folder of a run at all.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ManymaxError(f"{folder} is a file: choose another folder for the run.")
+    if (folder / SETTINGS).exists():
+        _check_same(config, folder)
+    elif folder.exists() and any(path.name != LOCK for path in folder.iterdir()):
+        raise ManymaxError(f"{folder} holds other files and no run: choose another folder.")
+    if not (folder / RECORD).exists():
+        return None
+    record = read_record(folder)
+    return record if record.final else None
+
+
+def _check_same(config: RunConfig, folder: Path) -> None:
+    there = read_json(folder / SETTINGS)
+    if not isinstance(there, Mapping) or not isinstance(there.get("settings"), Mapping):
+        raise ManymaxError(f"{folder / SETTINGS} holds no settings of a run. Remove it, or choose another folder.")
+    if there.get("hash") == config.content_hash():
+        return
+    now, before = config.model_dump(mode="json"), there["settings"]
+    others = [name for name in {**now, **before} if now.get(name) != before.get(name)]
+    raise ManymaxError(
+        f"{folder} holds a run with other settings ({', '.join(others) or 'of another version'}): choose another folder."
+    )
+
+
+def _claim(config: RunConfig, folder: Path, prepared: Prepared) -> None:
+    """Write the settings, or see that data has not changed since they were written."""
+    data = fingerprint(prepared.split)
+    if not (folder / SETTINGS).exists():
+        settings = config.model_dump(mode="json")
+        write_json(folder / SETTINGS, {"hash": config.content_hash(), "data": data, "settings": settings})
+    elif read_json(folder / SETTINGS).get("data") != data:
+        raise ManymaxError(f"the data has changed since the run in {folder} began: choose another folder.")
+
+
+def fingerprint(split: Split) -> str:
+    """16 hex digits of the numbered interactions in their three parts."""
+    digest = hashlib.sha256(str(split.num_items).encode())
+    for part in PARTS:
+        lists = getattr(split, part)
+        digest.update(lists.offsets.numpy().tobytes())
+        digest.update(lists.items.numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def prepare_data(config: RunConfig) -> Prepared:
+    """The data of a run."""
+    return prepare(
+        config.data,
+        columns=config.columns,
+        preset=config.preset,
+        min_rating=config.min_rating,
+        k_core=config.k_core,
+        split=config.split,
+        seed=config.seed,
+        size=config.size,
+        name=config.name,
+    )
+
+
+def build_model(config: RunConfig, split: Split) -> Model:
+    """The model of a run before training."""
+    torch.manual_seed(0)  # whatever is not drawn from a generator of its own is the same in every run
+    backbone = BACKBONES[config.backbone].build(split, config, generator(config.seed, "init"))
+    return Model(backbone, build_head(config, split))
+
+
+def _run(
+    config: RunConfig, folder: Path, prepared: Prepared, progress: Progress, checkpoint_seconds: float, seconds: float
+) -> Record:
+    """The run itself: train, test, write down."""
+    split, model = prepared.split, build_model(config, prepared.split)
+    optimizer = build_optimizer(config, model) if config.solver == "gradient" else None
+    course = Course(
+        config,
+        model,
+        lambda: _evaluate(config, model, prepared, "valid").mean,
+        folder / CHECKPOINT,
+        progress=progress,
+        checkpoint_seconds=checkpoint_seconds,
+        optimizer=optimizer,
+    )
+    course.standing.seconds.setdefault("preparing", seconds)
+    status, reason = "done", None
+    progress.begin(config, folder, course.standing)
+    try:
+        with course.stoppable():
+            if optimizer is None:
+                train_als(model, split, course)
+            else:
+                train(model, optimizer, split, course)
+    except Diverged as diverged:
+        status, reason = "diverged", str(diverged)
+    except Stopped as stopped:
+        status, reason = "stopped", str(stopped)
+    finally:
+        progress.end()
+    outcome = {} if status == "stopped" else _test(course, folder, prepared)
+    return _write(course, folder, prepared, status=status, reason=reason, **outcome)
+
+
+def _evaluate(config: RunConfig, model: Model, prepared: Prepared, part: str) -> Evaluation:
+    return evaluate(model.backbone, model.head, prepared.split, part, cutoffs=config.cutoffs, truth=prepared.truth)
+
+
+def _test(course: Course, folder: Path, prepared: Prepared) -> dict[str, Any]:
+    """Test the best weights, save them and what is needed to serve them; the metrics for the record."""
+    config, split, found = course.config, prepared.split, {}
+    with course.timed("testing"):
+        baseline = popularity(split, "test", cutoffs=config.cutoffs, truth=prepared.truth)
+        found["popularity"] = _finite(baseline.mean)
+        if course.best:
+            course.model.load_state_dict(course.best)
+            test = _evaluate(config, course.model.eval(), prepared, "test")
+            found["test"] = _finite(test.mean)
+            write_users(folder, prepared.interactions.user_ids[test.users.numpy()], test.per_user)
+            write_tensors(folder / MODEL, course.best, {"hash": config.content_hash()})
+        write_vocabulary(folder, prepared.interactions.user_ids, prepared.interactions.item_ids, split)
+    return found
+
+
+def _write(course: Course, folder: Path, prepared: Prepared, **outcome: Any) -> Record:
+    """Write epochs and record; a run that is over needs its checkpoint no more."""
+    standing, split = course.standing, prepared.split
+    best = next((row for row in standing.rows if row["epoch"] == standing.best_epoch), {})
+    record = new_record(
+        course.config,
+        sizes={"users": split.num_users, "items": split.num_items}
+        | {part: getattr(split, part).items.numel() for part in PARTS},
+        card=prepared.card,
+        epochs=standing.epoch,
+        best_epoch=standing.best_epoch,
+        valid=_finite({name: value for name, value in best.items() if "@" in name}),
+        seconds=standing.seconds,
+        **outcome,
+    )
+    if standing.rows:
+        write_epochs(folder, standing.rows)
+    write_record(folder, record)
+    if record.final:
+        (folder / CHECKPOINT).unlink(missing_ok=True)
+    return record
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """Metrics for JSON, which knows no nan."""
+    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+
+
+@contextlib.contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def load_model(folder: Path) -> tuple[RunConfig, Model, list[Any], list[Any], Split]:
+    """What serving needs of a finished run: its settings, its best weights, user ids, item ids and the split."""
+    record = read_record(folder)
+    if not (folder / MODEL).exists():
+        raise ManymaxError(f"{folder} holds no trained model: its run is {record.status} ({record.reason}).")
+    config = RunConfig(**record.settings)
+    user_ids, item_ids, split = read_vocabulary(folder)
+    model = build_model(config, split)
+    tensors, _ = read_tensors(folder / MODEL, "model")
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise ManymaxError(f"{folder / MODEL} does not fit its record: {error}") from None
+    return config, model.eval(), user_ids, item_ids, split

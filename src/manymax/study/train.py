@@ -1,0 +1,106 @@
+"""Training by gradients: fetch, forward, backward, step, and once an epoch evaluate."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from manymax.losses.hierarchical_softmax import HierarchicalSoftmaxLoss
+from manymax.samplers import Sampler
+from manymax.study.backbones.base import Backbone
+from manymax.study.config import RunConfig
+from manymax.study.course import Course
+from manymax.study.data.batches import Batch, training_batches
+from manymax.study.data.interactions import Split
+from manymax.study.seeds import derive, generator
+
+
+class Model(nn.Module):
+    """A backbone and a head: what is trained, saved and served."""
+
+    backbone: Backbone
+
+    def __init__(self, backbone: Backbone, head: nn.Module) -> None:
+        super().__init__()
+        self.backbone, self.head = backbone, head
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The loss of a batch."""
+        vectors = self.backbone.vectors()
+        queries = self.backbone.queries(batch, vectors)
+        if isinstance(self.head, HierarchicalSoftmaxLoss):  # its vectors are its own
+            return self.head(queries, batch.target)
+        return self.head(queries, batch.target, vectors.items)
+
+
+def build_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Adam:
+    """Adam with torch's betas; fused, which is one pass over the memory instead of ten."""
+    return torch.optim.Adam(model.parameters(), lr=config.lr, weight_decay=config.weight_decay, fused=True)
+
+
+def train(model: Model, optimizer: torch.optim.Optimizer, split: Split, course: Course) -> None:
+    """Train until patience or epochs are used up; `course.best` then holds the best weights.
+
+    Every step seeds its own randomness, so a run that goes on from a checkpoint takes the same steps as one that was
+    never interrupted.
+    """
+    config, standing = course.config, course.standing
+    model.train()
+    while course.going:
+        with course.timed("loading"):
+            batches = epoch_batches(config, split, model, standing.epoch)
+            steps = grouped(itertools.islice(batches, standing.batch, None), config.accumulate)
+        if standing.batch == 0:
+            refresh_samplers(model, config.seed, standing.epoch)
+        while True:
+            with course.timed("loading"):
+                group = next(steps, None)
+            if group is None:
+                break
+            with course.timed("training"):
+                optimizer.zero_grad(set_to_none=True)
+                for batch in group:
+                    seed_step(model, config.seed, standing.step)
+                    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=config.bf16):
+                        loss = model(batch)
+                    (loss / len(group)).backward()
+                    course.count_batch(loss.item())
+                if config.clip is not None:
+                    nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+                optimizer.step()
+            course.breathe()
+        model.eval()
+        course.end_epoch()
+        model.train()
+        course.breathe()
+
+
+def epoch_batches(config: RunConfig, split: Split, model: Model, epoch: int) -> Iterator[Batch]:
+    """The batches of an epoch, in the order that the seed gives it."""
+    raise NotImplementedError
+
+
+def grouped(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
+    """Batches by the number that makes a step; the last group may be smaller."""
+    batches = iter(batches)
+    while group := list(itertools.islice(batches, size)):
+        yield group
+
+
+def seed_step(model: Model, seed: int, step: int) -> None:
+    """Dropout and negatives of a step depend on the seed and the step alone."""
+    torch.manual_seed(derive(seed, "dropout", step))
+    draws = getattr(model.head, "generator", None)
+    if draws is not None:
+        draws.manual_seed(derive(seed, "negatives", step))
+
+
+@torch.no_grad()
+def refresh_samplers(model: Model, seed: int, epoch: int) -> None:
+    """Let samplers that follow the item vectors catch up with them."""
+    for module in model.head.modules():
+        if isinstance(module, Sampler):
+            module.refresh(model.backbone.vectors().items, generator(seed, "sampler", step=epoch))

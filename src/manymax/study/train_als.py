@@ -1,0 +1,41 @@
+"""Training RG on matrix factorisation by alternating least squares: an epoch is one sweep."""
+
+from __future__ import annotations
+
+import torch
+
+from manymax.als import RGFactorization
+from manymax.study.course import Course
+from manymax.study.data.interactions import Split
+from manymax.study.seeds import generator
+from manymax.study.train import Model
+
+
+@torch.no_grad()
+def train_als(model: Model, split: Split, course: Course) -> None:
+    """Alternate until patience or sweeps are used up; `course.best` then holds the best weights.
+
+    The solver works on the vectors of the model itself, so a checkpoint is the model's state and nothing else. The
+    loss of a sweep is the objective per interaction.
+    """
+    config, standing = course.config, course.standing
+    tables = model.backbone
+    solver = RGFactorization(
+        split.num_users,
+        split.num_items,
+        config.dim,
+        ridge=config.ridge,
+        ridge_power=config.ridge_power,
+        positive_weight=config.positive_weight,
+        init_std=config.init_scale,
+        generator=generator(config.seed, "init"),
+    )
+    solver.user_vectors, solver.item_vectors = tables.users.weight.data, tables.items.weight.data
+    solver.observe(split.train.users(), split.train.items)
+    while course.going:
+        with course.timed("training"):
+            solver.update_users()
+            solver.update_items()
+            course.count_batch(solver.objective() / split.train.items.numel())
+        course.end_epoch()
+        course.breathe()
