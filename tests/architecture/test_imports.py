@@ -17,7 +17,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src"
 
-LIBRARY = {"errors", "table", "ops", "losses", "samplers", "heads", "als", "theory", "advisor"}
+LIBRARY = {"errors", "table", "ops", "losses", "samplers", "heads", "distributed", "als", "theory", "advisor"}
 
 # What each part may import of ours, besides itself, `errors` and `table`. The most specific row counts.
 MAY_IMPORT: dict[str, set[str]] = {
@@ -27,10 +27,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "losses": {"ops"},
     "samplers": {"ops"},
     "heads": {"losses", "samplers", "ops"},
+    "distributed": {"heads", "losses", "samplers", "ops"},
     "als": {"losses", "samplers", "ops"},
     "theory": {"losses", "samplers", "ops"},
     "advisor": {"losses", "heads", "theory"},
-    "study.data": {"study.seeds"},
+    "study.data": {"study.files", "study.seeds"},
     "study.metrics": {"study.seeds"},
     "study.records": {"study.config", "study.data", "study.files"},
     "study.reference": set(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,32 @@ class Interactions:
 
     def __len__(self) -> int:
         return self.users.numel()
+
+    def counts(self) -> dict[str, Any]:
+        """Users, items, interactions, and the sparsity 1 - n / (U C)."""
+        cells = self.num_users * self.num_items
+        return {
+            "users": self.num_users,
+            "items": self.num_items,
+            "interactions": len(self),
+            "sparsity": round(1 - len(self) / cells, 6) if cells else 1.0,
+        }
+
+    def with_step(self, step: str, **figures: Any) -> Interactions:
+        """The same rows; the card says that `step` was taken and what is there now."""
+        return replace(self, card=(*self.card, {"step": step, **figures, **self.counts()}))
+
+    def rows(self, keep: Tensor) -> Interactions:
+        """The rows where `keep` (n,) is true; users and items that have none left lose their number."""
+        users, user_ids = _renumber(self.users[keep], self.user_ids)
+        items, item_ids = _renumber(self.items[keep], self.item_ids)
+        ratings, times, parts = (None if t is None else t[keep] for t in (self.ratings, self.times, self.parts))
+        return Interactions(users, items, user_ids, item_ids, ratings, times, parts, self.name, self.card)
+
+
+def _renumber(numbers: Tensor, ids: np.ndarray[Any, Any]) -> tuple[Tensor, np.ndarray[Any, Any]]:
+    used = numbers.bincount(minlength=len(ids)) > 0
+    return (used.cumsum(0) - 1)[numbers], ids[used.numpy()]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,148 @@
+"""Find what a name or a path stands for, and read it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+from manymax.errors import ArgumentError, ManymaxError, unknown_name
+from manymax.study.data.download import digest
+from manymax.study.data.interactions import Interactions
+from manymax.study.data.planted import DEFAULT, SIZES, Truth, plant
+from manymax.study.data.sources import FORMATS, SOURCES, Columns, Filters, Source
+from manymax.study.data.sources import table as own_table
+
+PLANTED = "planted"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Data as it was found.
+
+    Args:
+        interactions: all of them.
+        truth: p(item | user), of planted data.
+    """
+
+    interactions: Interactions
+    truth: Truth | None = None
+
+    def filters(self, preset: str | None) -> Filters:
+        """The filters that `preset` means for this set."""
+        if preset is None:
+            return Filters()
+        name = self.interactions.name
+        presets = SOURCES[name].presets if name in SOURCES else {}
+        if not presets:
+            known = ", ".join(source for source, row in SOURCES.items() if row.presets)
+            raise ArgumentError(
+                f"`preset` {preset!r} is what the paper did to its own sets ({known}); {name!r} is none of them. Say "
+                "what to filter with `min_rating` and `k_core`, or, if the file holds one of these sets, which one "
+                "with `name`."
+            )
+        if preset not in presets:
+            raise unknown_name(f"preset of {name}", preset, presets)
+        return presets[preset]
+
+
+def cache() -> Path:
+    """The folder for downloads: $MANYMAX_CACHE, or what is usual on this system."""
+    return Path(os.environ.get("MANYMAX_CACHE") or platformdirs.user_cache_dir("manymax", appauthor=False))
+
+
+def load(
+    data: str | Path,
+    *,
+    columns: Mapping[str, str] | None = None,
+    seed: int = 0,
+    size: str | None = None,
+    name: str | None = None,
+    folder: str | Path | None = None,
+) -> Loaded:
+    """Read all interactions of a data set. Args: as of `prepare`."""
+    if str(data).startswith(PLANTED) and not Path(data).exists():
+        return _planted(str(data), size, seed)
+    if size is not None:
+        raise ArgumentError(f"`size` is of planted data; got {size!r} with {str(data)!r}. Leave it out.")
+    if str(data) in SOURCES:
+        _only_for_tables(columns, str(data))
+        return Loaded(_named(SOURCES[str(data)], Path(folder) if folder else cache()))
+    return Loaded(_file(Path(data).expanduser(), columns, name))
+
+
+def _planted(data: str, size: str | None, seed: int) -> Loaded:
+    """`planted`, or `planted-SIZE`."""
+    of_name = data.removeprefix(PLANTED).removeprefix("-")
+    if of_name and size is not None and size != of_name:
+        raise ArgumentError(f"`size` {size!r} is not that of {data!r}. Give one of them.")
+    try:
+        interactions, truth = plant(size or of_name or DEFAULT, seed)
+    except ManymaxError as error:
+        if size is None and "x" not in of_name:
+            raise unknown_name("data set", data, [*SOURCES, *(f"{PLANTED}-{each}" for each in SIZES)]) from error
+        raise
+    return Loaded(interactions, truth)
+
+
+def _named(source: Source, folder: Path) -> Interactions:
+    paths = source.paths(folder)
+    missing = [path for path in paths if not path.is_file()]
+    if missing:
+        raise ArgumentError(
+            f"{source.name} is not there ({missing[0]} is missing). Fetch it with `manymax data get {source.name}`, or "
+            "name a file that you have in place of it."
+        )
+    assert source.read is not None
+    return _finish(source.read(paths), source.name, paths)
+
+
+def _file(path: Path, columns: Mapping[str, str] | None, name: str | None) -> Interactions:
+    if not path.exists():
+        if path.suffix or path.parent != Path():
+            raise ArgumentError(f"{path} does not exist.")
+        raise ArgumentError(f"{unknown_name('data set', str(path), SOURCES)} There is no file of that name either.")
+    for form in FORMATS:
+        if columns and form.read is not own_table.read and own_table.find(path):
+            continue  # whoever names columns says that it is a table
+        if (paths := form.find(path)) is not None:
+            break
+    else:
+        suffixes = ", ".join(own_table.SUFFIXES)
+        raise ArgumentError(
+            f"{path} is of no known format: expected a table ({suffixes}), or MovieLens, Gowalla or Amazon reviews as "
+            "they are published."
+        )
+    if form.read is own_table.read:
+        found = own_table.read(paths, columns)
+    else:
+        _only_for_tables(columns, str(path))
+        found = form.read(paths)
+    return _finish(found, name or _name(path), paths)
+
+
+def _only_for_tables(columns: Mapping[str, str] | None, data: str) -> None:
+    if columns:
+        raise ArgumentError(f"`columns` is for own tables; {data} has columns that are known. Leave it out.")
+
+
+def _name(path: Path) -> str:
+    """What the data in a file is called: the set with such a file, or the name of the file without its suffixes."""
+    for source in SOURCES.values():
+        if [path.name] == [file.name for file in source.files]:
+            return source.name
+    name = path.resolve().name
+    while Path(name).suffix in (".gz", ".zip", ".json", ".jsonl", ".dat", *own_table.SUFFIXES):
+        name = Path(name).stem
+    return SOURCES[name].name if name in SOURCES else name
+
+
+def _finish(columns: Columns, name: str, paths: Iterable[Path]) -> Interactions:
+    name = SOURCES[name].name if name in SOURCES else name
+    interactions = columns.interactions(name)
+    figures = {"data": name, "files": {path.name: digest(path, "sha256") for path in paths}}
+    notes = {"note": "; ".join(columns.notes)} if columns.notes else {}
+    return interactions.with_step("raw", **figures, **notes)
