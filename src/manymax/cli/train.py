@@ -133,9 +133,8 @@ class Lines(Progress):
         metric = self.config.monitored
         value = f"  {metric} {row[metric]:.4f}" if metric in row else ""
         best = f"  best {standing.best_value:.4f} (epoch {standing.best_epoch})" if standing.best_value else ""
-        return (
-            f"epoch {standing.epoch}/{self.config.epochs}  loss {row['loss']:.4f}{value}{best}  {self.left(standing)}"
-        )
+        epoch = f"epoch {standing.epoch}/{self.config.epochs}"
+        return f"{epoch}  loss {row['loss']:.4f}{value}{best}  {self.left(standing)}".rstrip()
 
     def left(self, standing: Standing) -> str:
         """How long it takes if patience is never used up."""
@@ -161,11 +160,8 @@ class Screen(Lines):
         if (now := time.perf_counter()) - self.shown < 1 / REFRESHES:
             return
         self.shown = now
-        self.live.update(
-            Text(
-                f"epoch {standing.epoch + 1}/{self.config.epochs}  step {standing.batch}  loss {loss:.4f}  {self.left(standing)}"
-            )
-        )
+        where = f"epoch {standing.epoch + 1}/{self.config.epochs}  step {standing.batch}"
+        self.live.update(Text(f"{where}  loss {loss:.4f}  {self.left(standing)}"))
 
     def end(self) -> None:
         """Close the moving line."""
@@ -188,10 +184,8 @@ def report(record: Record, folder: Path) -> None:
     """The outcome: metrics beside those of the popularity ranking, and what to do next."""
     console = open_console()
     if record.test:
-        rows = [
-            [name, *(_number(part.get(name)) for part in (record.valid, record.test, record.popularity))]
-            for name in record.test
-        ]
+        parts = (record.valid, record.test, record.popularity)
+        rows = [[name, *(_number(part.get(name)) for part in parts)] for name in record.test]
         put(console, table(["metric", "valid", "test", "popularity"], rows))
     typer.echo(_closing(record, folder))
 

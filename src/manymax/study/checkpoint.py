@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from manymax.errors import ManymaxError
@@ -52,7 +52,7 @@ def write_tensors(path: Path, tensors: Tensors, about: dict[str, Any]) -> None:
     """Write tensors and what is to be known about them as one file, whole."""
     own = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     with whole(path) as partial:
-        save_file(own, partial, metadata={"about": json.dumps(about)})
+        partial.write_bytes(save(own, metadata={"about": json.dumps(about)}))
 
 
 def read_tensors(path: Path, kind: str) -> tuple[Tensors, dict[str, Any]]:

@@ -48,17 +48,15 @@ class RunConfig(BaseModel):
     Example:
         >>> RunConfig(loss="ssm", num_negatives=50).loss
         'sampled_softmax'
-        >>> RunConfig(loss="softmax", alpha=1.2)
+        >>> RunConfig(lr=0.0)
         Traceback (most recent call last):
-        manymax.errors.ArgumentError: `alpha` has no effect with loss 'softmax': it belongs to loss 'entmax'. Leave it out.
+        manymax.errors.ArgumentError: `lr`: input should be greater than 0; got 0.0.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     data: str = Field("planted", description="A built-in set, a downloaded one, or a CSV, TSV or Parquet file.")
-    columns: dict[str, str] | None = Field(
-        None, description="Columns of an own file: user=..,item=..,rating=..,time=.."
-    )
+    columns: dict[str, str] | None = Field(None, description="Of an own file: user=..,item=..,rating=..,time=..")
     preset: str | None = Field(None, description="Filters as in the paper: paper-table or paper-text.")
     min_rating: float | None = Field(None, description="Keep interactions with at least this rating.")
     k_core: int | None = Field(None, ge=1, description="Keep users and items with at least this many interactions.")
@@ -75,9 +73,7 @@ class RunConfig(BaseModel):
     hidden: int = Field(128, ge=1, description="Width of the feed-forward part of a block.")
     dropout: float = Field(0.5, ge=0, lt=1, description="Share of activations dropped in training.")
     max_length: int = Field(20, ge=1, description="Items of a history that are looked at, the latest ones.")
-    positions: Literal["all", "prefix"] = Field(
-        "all", description="Train on all positions of a row, or a row a prefix."
-    )
+    positions: Literal["all", "prefix"] = Field("all", description="All positions of a row, or one row a prefix.")
     init: Literal["normal", "xavier"] = Field("normal", description="Law of the first weights.")
     init_scale: float = Field(0.02, gt=0, description="Standard deviation of the normal law.")
     scale: Literal["dot", "cosine"] = Field("dot", description="Scores: inner products, or cosines / temperature.")
@@ -119,9 +115,7 @@ class RunConfig(BaseModel):
     patience: int = Field(10, ge=1, description="Evaluations without a better value before training ends.")
     eval_every: int = Field(1, ge=1, description="Epochs between evaluations on the validation part.")
     cutoffs: tuple[int, ...] = Field((20,), min_length=1, description="Lengths of the lists that metrics look at.")
-    monitor: str | None = Field(
-        None, description="What early stopping watches; ndcg at the largest cutoff if left out."
-    )
+    monitor: str | None = Field(None, description="What early stopping watches, else ndcg at the largest cutoff.")
     seed: int = Field(0, ge=0, description="Makes split, first weights, order, negatives and dropout.")
 
     def __init__(self, **settings: Any) -> None:

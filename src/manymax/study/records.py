@@ -35,13 +35,14 @@ SETTINGS, RECORD, CHECKPOINT, MODEL = "settings.json", "record.json", "checkpoin
 EPOCHS, USERS, ITEMS, PEOPLE = "epochs.parquet", "users.parquet", "items.parquet", "people.parquet"
 
 Metrics = dict[str, float | None]
+Ids = np.ndarray[Any, Any]
 
 
 class Record(BaseModel):
     """The outcome of a run.
 
-    status: "done"; "diverged" (the loss or a weight was no longer finite); "stopped" (by Ctrl-C; goes on when the run is
-        started again); "failed" (an error; tried again when the run is started again). `reason` says why.
+    status: "done"; "diverged" (the loss or a weight was no longer finite); "stopped" (by Ctrl-C; goes on when it is
+        started again); "failed" (an error; begins again when it is started again). `reason` says why.
     settings, hash: of the `RunConfig`.
     sizes: users, items, and interactions of each part. card: what was done to the data.
     epochs, best_epoch: how many were trained, and whose weights were kept (0: none).
@@ -143,14 +144,12 @@ def write_epochs(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     write_table(folder / EPOCHS, {name: [row.get(name) for row in rows] for name in names})
 
 
-def write_users(folder: Path, ids: np.ndarray[Any, Any], per_user: Mapping[str, Tensor]) -> None:
+def write_users(folder: Path, ids: Ids, per_user: Mapping[str, Tensor]) -> None:
     """The metrics of each test user."""
     write_table(folder / USERS, {"user": ids} | {name: values.numpy() for name, values in per_user.items()})
 
 
-def write_vocabulary(
-    folder: Path, user_ids: np.ndarray[Any, Any], item_ids: np.ndarray[Any, Any], split: Split
-) -> None:
+def write_vocabulary(folder: Path, user_ids: Ids, item_ids: Ids, split: Split) -> None:
     """Who is who: the publisher's ids by number, and the item numbers of each user in each part."""
     write_table(folder / ITEMS, {"item": item_ids})
     parts = {part: _list_array(getattr(split, part)) for part in PARTS}

@@ -111,7 +111,7 @@ def _check_same(config: RunConfig, folder: Path) -> None:
     now, before = config.model_dump(mode="json"), there["settings"]
     others = [name for name in {**now, **before} if now.get(name) != before.get(name)]
     raise ManymaxError(
-        f"{folder} holds a run with other settings ({', '.join(others) or 'of another version'}): choose another folder."
+        f"{folder} holds a run with other settings ({', '.join(others) or 'another version'}): choose another folder."
     )
 
 

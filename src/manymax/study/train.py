@@ -31,9 +31,13 @@ class Model(nn.Module):
         """The loss of a batch."""
         vectors = self.backbone.vectors()
         queries = self.backbone.queries(batch, vectors)
-        if isinstance(self.head, HierarchicalSoftmaxLoss):  # its vectors are its own
-            return self.head(queries, batch.target)
-        return self.head(queries, batch.target, vectors.items)
+        loss: Tensor = self.head(queries, batch.target, vectors.items if self.takes_items else None)
+        return loss
+
+    @property
+    def takes_items(self) -> bool:
+        """Whether the head scores by the item vectors; a tree has vectors of its own."""
+        return not isinstance(self.head, HierarchicalSoftmaxLoss)
 
 
 def build_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Adam:
@@ -80,7 +84,15 @@ def train(model: Model, optimizer: torch.optim.Optimizer, split: Split, course: 
 
 def epoch_batches(config: RunConfig, split: Split, model: Model, epoch: int) -> Iterator[Batch]:
     """The batches of an epoch, in the order that the seed gives it."""
-    raise NotImplementedError
+    return training_batches(
+        split,
+        model.backbone,
+        batch_size=config.batch_size,
+        batches=config.batches,
+        positions=config.positions,
+        max_length=config.max_length,
+        generator=generator(config.seed, "shuffle", step=epoch),
+    )
 
 
 def grouped(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:

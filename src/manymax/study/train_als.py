@@ -18,8 +18,7 @@ def train_als(model: Model, split: Split, course: Course) -> None:
     The solver works on the vectors of the model itself, so a checkpoint is the model's state and nothing else. The
     loss of a sweep is the objective per interaction.
     """
-    config, standing = course.config, course.standing
-    tables = model.backbone
+    config, tables = course.config, model.backbone
     solver = RGFactorization(
         split.num_users,
         split.num_items,

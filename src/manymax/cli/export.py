@@ -1,0 +1,60 @@
+"""`manymax export`: the vectors of a finished run, for a nearest-neighbour index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pyarrow as pa
+import typer
+from torch import Tensor
+
+from manymax.errors import ManymaxError, check_choice
+from manymax.study.files import whole
+from manymax.study.records import write_table
+from manymax.study.serve import Served
+
+FORMATS = ("parquet", "npy")
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    out: Annotated[Path | None, typer.Option(help="Folder to write to; the run's own if left out.")] = None,
+    format: Annotated[
+        str, typer.Option(help="parquet: ids and vectors; npy: an array, and its ids as parquet.")
+    ] = "parquet",
+) -> None:
+    """Write user and item vectors whose inner products are the scores.
+
+    \b
+    Examples:
+      manymax export runs/first                      user_vectors.parquet, item_vectors.parquet
+      manymax export runs/first --out index --format npy
+    """
+    check_choice("format", format, FORMATS)
+    served = Served.load(run)
+    users, items = served.vectors()
+    folder = out or run
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for side, ids, vectors in (("user", served.user_ids, users), ("item", served.item_ids, items)):
+            for path in _write(folder, side, ids, vectors, format):
+                typer.echo(f"{path}  {len(vectors):,} x {vectors.shape[1]}")
+    except OSError as error:
+        raise ManymaxError(f"{folder} cannot be written to: {error.strerror}. Choose another folder.") from None
+
+
+def _write(folder: Path, side: str, ids: Sequence[Any], vectors: Tensor, format: str) -> list[Path]:
+    """Write one side, each file whole; the paths."""
+    table, array = folder / f"{side}_vectors.parquet", vectors.float().contiguous().numpy()
+    if format == "parquet":
+        rows = pa.FixedSizeListArray.from_arrays(pa.array(array.ravel()), array.shape[1])
+        write_table(table, {side: ids, "vector": rows})
+        return [table]
+    plain, names = folder / f"{side}_vectors.npy", folder / f"{side}_ids.parquet"
+    with whole(plain) as partial, partial.open("wb") as file:
+        np.save(file, array)
+    write_table(names, {side: ids})
+    return [plain, names]

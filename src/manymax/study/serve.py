@@ -1,0 +1,86 @@
+"""A finished run at work: recommendations by the publisher's ids, and vectors for other systems."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manymax.errors import ArgumentError, UnknownNameError
+from manymax.study.backbones.base import Vectors
+from manymax.study.config import RunConfig
+from manymax.study.data.batches import Batch
+from manymax.study.data.interactions import Lists, Split
+from manymax.study.run import load_model
+from manymax.study.train import Model
+
+BLOCK = 1024  # users at a time
+
+
+@dataclass(frozen=True)
+class Served:
+    """A trained model with the names of its users and items; `known` are all interactions of each user, in order."""
+
+    config: RunConfig
+    model: Model
+    user_ids: Sequence[Any]
+    item_ids: Sequence[Any]
+    split: Split
+    known: Lists
+
+    @classmethod
+    def load(cls, folder: Path) -> Served:
+        """From the folder of a finished run."""
+        config, model, user_ids, item_ids, split = load_model(folder)
+        lists = (split.train, split.valid, split.test)
+        users, items = torch.cat([part.users() for part in lists]), torch.cat([part.items for part in lists])
+        return cls(config, model, user_ids, item_ids, split, Lists.from_pairs(users, items, split.num_users))
+
+    def number(self, user: str) -> int:
+        """The number of a user whose id is written like this."""
+        names = [str(name) for name in self.user_ids]
+        if user in names:
+            return names.index(user)
+        nearest = difflib.get_close_matches(user, names, n=1)
+        hint = f" did you mean {nearest[0]!r}?" if nearest else ""
+        raise UnknownNameError(
+            f"unknown user {user!r}:{hint} The run knows {len(names):,} users, such as {names[0]!r}."
+        )
+
+    @torch.no_grad()
+    def recommend(self, users: Tensor, top: int, *, seen: bool = False) -> tuple[Tensor, Tensor]:
+        """Scores and item numbers (B, top) of the best items, without those that a user has already unless `seen`.
+
+        Where fewer items are left the score is -inf and the number -100.
+        """
+        if not 1 <= top <= self.split.num_items:
+            raise ArgumentError(f"`top` must be from 1 to the number of items, {self.split.num_items}; got {top}.")
+        vectors = self.model.backbone.vectors()
+        exclude = None if seen else self.known.padded(users)
+        items = vectors.items if self.model.takes_items else None
+        scores, numbers = self.model.head.topk(self.queries(users, vectors), top, linear_weight=items, exclude=exclude)
+        return scores, numbers
+
+    def queries(self, users: Tensor, vectors: Vectors) -> Tensor:
+        """(B, d) the vectors of users, given all that is known of them."""
+        history = self.known.padded(users, self.config.max_length)
+        return self.model.backbone.queries(Batch(users, history), vectors)
+
+    @torch.no_grad()
+    def vectors(self) -> tuple[Tensor, Tensor]:
+        """User vectors (U, d) and item vectors (C, d) whose inner products are the scores."""
+        vectors = self.model.backbone.vectors()
+        if not self.model.takes_items:
+            raise ArgumentError(
+                f"loss {self.config.loss!r} scores by the nodes of a tree: there are no item vectors to export."
+            )
+        return torch.cat(list(self._all_queries(vectors))), vectors.items
+
+    def _all_queries(self, vectors: Vectors) -> Iterator[Tensor]:
+        for users in torch.arange(self.split.num_users).split(BLOCK):
+            yield self.queries(users, vectors)
