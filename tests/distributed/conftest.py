@@ -1,0 +1,16 @@
+"""One pool of processes for all tests of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.distributed.pool import Pool
+
+
+@pytest.fixture(scope="session")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    pool = Pool(tmp_path_factory.mktemp("ranks"))
+    yield pool
+    pool.stop()
