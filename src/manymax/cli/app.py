@@ -7,9 +7,13 @@ from typing import Annotated
 import typer
 
 from manymax import __version__
+from manymax.cli.data import data
 from manymax.cli.docs import docs
+from manymax.cli.export import export
 from manymax.cli.losses import losses
+from manymax.cli.recommend import recommend
 from manymax.cli.show import show
+from manymax.cli.train import train
 
 app = typer.Typer(
     name="manymax",
@@ -20,6 +24,10 @@ app = typer.Typer(
 )
 app.command()(losses)
 app.command()(show)
+app.add_typer(data, name="data")
+app.command()(train)
+app.command()(recommend)
+app.command()(export)
 app.command(hidden=True)(docs)
 
 

@@ -7,14 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import torch
+from pyarrow import parquet
 from torch import Tensor
 
-from manymax.errors import ArgumentError
-from manymax.study.data.interactions import Interactions, Split
+from manymax.errors import ArgumentError, ManymaxError
+from manymax.study.data.card import SUFFIX
+from manymax.study.data.interactions import PARTS, Interactions, Split
 from manymax.study.data.load import load
 from manymax.study.data.planted import Truth
 from manymax.study.data.split import split_interactions
+from manymax.study.files import whole, write_json
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,30 @@ def prepare(
     lists, kept = split_interactions(kept, split, seed)
     truth = None if loaded.truth is None else loaded.truth.among(kept.user_ids, kept.item_ids)
     return Prepared(kept, lists, list(kept.card), truth)
+
+
+def save(prepared: Prepared, folder: Path) -> Path:
+    """Write NAME.parquet, with the publisher's ids and a column `split`, and its card beside it.
+
+    Returns:
+        the path of the table, which `prepare` reads again.
+    """
+    kept = prepared.interactions
+    assert kept.parts is not None
+    columns = {"user": kept.user_ids[kept.users.numpy()], "item": kept.item_ids[kept.items.numpy()]}
+    columns |= {
+        name: values.numpy() for name, values in (("rating", kept.ratings), ("time", kept.times)) if values is not None
+    }
+    split = pa.DictionaryArray.from_arrays(kept.parts.numpy(), list(PARTS))
+    path = folder / f"{kept.name}.parquet"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with whole(path) as partial:
+            parquet.write_table(pa.table({**columns, "split": split}), partial, compression="zstd")
+        write_json(folder / f"{kept.name}{SUFFIX}", prepared.card)
+    except OSError as error:
+        raise ManymaxError(f"{folder} cannot be written to: {error.strerror or error}.") from None
+    return path
 
 
 def _steps(interactions: Interactions) -> str:
