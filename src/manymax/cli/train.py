@@ -155,12 +155,12 @@ class Screen(Lines):
         self.shown = 0.0
         self.live.start()
 
-    def step(self, standing: Standing, loss: float) -> None:
+    def step(self, standing: Standing, loss: float, of: int) -> None:
         """Move the line, as often as an eye can follow."""
         if (now := time.perf_counter()) - self.shown < 1 / REFRESHES:
             return
         self.shown = now
-        where = f"epoch {standing.epoch + 1}/{self.config.epochs}  step {standing.batch}"
+        where = f"epoch {standing.epoch + 1}/{self.config.epochs}  step {standing.batch}/{of}"
         self.live.update(Text(f"{where}  loss {loss:.4f}  {self.left(standing)}"))
 
     def end(self) -> None:

@@ -33,10 +33,12 @@ ONLY_FOR: tuple[tuple[tuple[str, ...], str, tuple[str, ...]], ...] = (
     (("codewords",), "sampler", ("midx",)),
     (("layers",), "backbone", ("sasrec", "lightgcn")),
     (("attention_heads", "hidden", "dropout", "max_length", "positions"), "backbone", ("sasrec",)),
+    (("batches",), "backbone", ("mf", "lightgcn")),
+    (("multilabel",), "batches", ("users",)),
     (("temperature",), "scale", ("cosine",)),
     (("ridge", "ridge_power", "positive_weight"), "solver", ("als",)),
     (("lr", "weight_decay", "batch_size", "batches", "accumulate", "clip", "bf16"), "solver", ("gradient",)),
-    (("label_smoothing", "multilabel"), "solver", ("gradient",)),
+    (("label_smoothing",), "solver", ("gradient",)),
 )
 
 
@@ -66,7 +68,7 @@ class RunConfig(BaseModel):
         None, description="Of each user's items; as given by the file if it has a split, else 0.8/0.1/0.1 at random."
     )
 
-    backbone: str = Field("mf", description="The model that makes user and item vectors.")
+    backbone: str = Field("mf", description=f"What makes user and item vectors: {', '.join(BACKBONES)}.")
     dim: int = Field(64, ge=1, description="Length of the vectors.")
     layers: int = Field(2, ge=0, description="Transformer blocks, or rounds of propagation.")
     attention_heads: int = Field(2, ge=1, description="Attention heads of a block.")
@@ -79,23 +81,23 @@ class RunConfig(BaseModel):
     scale: Literal["dot", "cosine"] = Field("dot", description="Scores: inner products, or cosines / temperature.")
     temperature: float = Field(0.1, gt=0, description="What cosines are divided by.")
 
-    loss: str = Field("softmax", description="A member of the family, or a reference: bpr, bce.")
+    loss: str = Field("softmax", description=f"A member of the family (`manymax losses`), or {', '.join(REFERENCES)}.")
     alpha: float = Field(1.5, gt=1, description="Of entmax: near 1 is softmax, 2 is sparsemax.")
     learnable_alpha: bool = Field(False, description="Learn alpha along with the model.")
     order: int = Field(2, ge=2, description="Of Taylor-softmax; even.")
     num_negatives: int = Field(100, ge=0, description="Negatives of each positive; 0: the batch, with in_batch.")
-    sampler: str = Field("uniform", description="Where negatives come from.")
+    sampler: str = Field("uniform", description=f"Of negatives: {', '.join(SAMPLERS)}.")
     power: float = Field(1.0, ge=0, description="Exponent of the counts in popularity sampling.")
     smoothing: float = Field(0.0, ge=0, description="Added to the counts in popularity and in-batch sampling.")
     pool: int = Field(500, ge=1, description="Candidates from which dns and two_pass choose.")
     codewords: int = Field(32, ge=1, description="Codewords of midx.")
     shared: bool = Field(False, description="One draw of negatives for all rows of a batch.")
     correction: Literal["logq", "partition", "none"] = Field("logq", description="How sampled softmax uses log q.")
-    hit_policy: Literal["keep", "mask"] | None = Field(None, description="Negatives that are the positive.")
+    hit_policy: Literal["keep", "mask"] | None = Field(None, description="Negatives that hit the positive.")
     debias: Literal["delta", "jackknife"] | None = Field(None, description="Takes the 1/k bias out of log Z.")
     log_z: float = Field(0.0, description="Of NCE: the assumed log partition.")
     learnable_log_z: bool = Field(False, description="Learn log_z along with the model.")
-    multilabel: Literal["sum", "normalized"] = Field("sum", description="Sum over a row's positives, or their mean.")
+    multilabel: Literal["sum", "normalized"] = Field("sum", description="Sum over a user's positives, or mean.")
     label_smoothing: float = Field(0.0, ge=0, le=1, description="Share of the target spread over all items.")
 
     solver: Literal["gradient", "als"] = Field("gradient", description="Adam, or alternating least squares (mf, rg).")
@@ -105,8 +107,10 @@ class RunConfig(BaseModel):
 
     lr: float = Field(1e-3, gt=0, description="Learning rate of Adam.")
     weight_decay: float = Field(0.0, ge=0, description="L2 penalty, added to the gradient as Adam does.")
-    batch_size: int = Field(2048, ge=1, description="Positives of a batch; users, if batches are of users.")
-    batches: Literal["pairs", "users"] = Field("pairs", description="Of (user, item) pairs, or of whole users.")
+    batch_size: int = Field(2048, ge=1, description="Positives of a batch.")
+    batches: Literal["pairs", "users"] = Field(
+        "pairs", description="Of (user, item) pairs, or of all pairs of some users."
+    )
     accumulate: int = Field(1, ge=1, description="Batches whose gradients are averaged for one step.")
     clip: float | None = Field(None, gt=0, description="Largest norm of the gradient.")
     bf16: bool = Field(False, description="Matrix products in bfloat16.")
@@ -198,7 +202,8 @@ class RunConfig(BaseModel):
         1.5
         """
         deciding, sketch = {option for _, option, _ in ONLY_FOR}, cls()
-        for names in (deciding - {"sampler"}, deciding, set(settings)):  # the loss decides whether one samples
+        depending = {name for names, _, _ in ONLY_FOR for name in names}
+        for names in (deciding - depending, deciding, set(settings)):  # a sampler is chosen where the loss takes one
             sketch = cls(**{name: value for name, value in settings.items() if name in names - sketch.unused()})
         return sketch
 

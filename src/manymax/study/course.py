@@ -28,6 +28,9 @@ from manymax.study.checkpoint import (
     snapshot,
 )
 from manymax.study.config import RunConfig
+from manymax.study.metrics import METRICS
+
+LARGEST_WEIGHT = 1e6  # a model that has learned something is orders of magnitude below
 
 
 class Diverged(ManymaxError):
@@ -44,8 +47,8 @@ class Progress:
     def begin(self, config: RunConfig, folder: Path, standing: Standing) -> None:
         """Training begins, or goes on from `standing`."""
 
-    def step(self, standing: Standing, loss: float) -> None:
-        """A batch has been learned."""
+    def step(self, standing: Standing, loss: float, of: int) -> None:
+        """A batch has been learned, one `of` so many in an epoch."""
 
     def epoch(self, standing: Standing, row: dict[str, Any]) -> None:
         """An epoch has ended; `row` is its line of `epochs.parquet`."""
@@ -111,19 +114,19 @@ class Course:
             spent = self.standing.seconds
             spent[purpose] = spent.get(purpose, 0.0) + time.perf_counter() - start
 
-    def count_batch(self, loss: float) -> None:
-        """A batch has been learned at this loss; a loss that is no number ends the run."""
+    def count_batch(self, loss: float, of: int) -> None:
+        """A batch has been learned at this loss, one `of` so many; a loss that is no number ends the run."""
         standing = self.standing
         standing.batch, standing.step = standing.batch + 1, standing.step + 1
         if not math.isfinite(loss):
             raise Diverged(f"the loss is {loss} in epoch {standing.epoch + 1}, step {standing.step}")
         standing.total_loss += loss
-        self.progress.step(standing, loss)
+        self.progress.step(standing, loss, of)
 
     def end_epoch(self) -> None:
         """Evaluate where it is time to, keep the weights if they are the best so far, and write the epoch's row."""
         standing, config = self.standing, self.config
-        self._check_weights()
+        self.check_weights()
         epoch = standing.epoch + 1
         metrics: dict[str, float] = {}
         if epoch % config.eval_every == 0 or epoch == config.epochs:
@@ -135,15 +138,18 @@ class Course:
         standing.epoch, standing.batch, standing.total_loss = epoch, 0, 0.0
         self.progress.epoch(standing, row)
 
-    def _check_weights(self) -> None:
+    def check_weights(self) -> None:
+        """Weights beyond all measure end the run."""
         for name, parameter in self.model.named_parameters():
-            if not bool(parameter.isfinite().all()):
-                raise Diverged(f"`{name}` is not finite after epoch {self.standing.epoch + 1}")
+            if parameter.numel() and not (largest := float(parameter.detach().abs().max())) < LARGEST_WEIGHT:  # nan too
+                where = f"in epoch {self.standing.epoch + 1}, step {self.standing.step}"
+                raise Diverged(f"the largest entry of `{name}` is {largest:.3g} {where}")
 
     def _compare(self, epoch: int, value: float) -> None:
-        standing = self.standing
+        standing, best = self.standing, self.standing.best_value
         standing.waited += 1
-        if standing.best_value is None or value > standing.best_value:
+        higher = METRICS[self.config.monitored.partition("@")[0]].higher_is_better
+        if best is None or (value > best if higher else value < best):
             standing.best_epoch, standing.best_value, standing.waited = epoch, value, 0
             self.best = snapshot(self.model)
 

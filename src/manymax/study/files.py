@@ -75,7 +75,7 @@ def read_json(path: Path) -> Any:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold `folder`, made if it is not there, against other processes; the lock ends with the process, killed or not."""
+    """Hold `folder`, made if it is not there, against other processes; the lock ends with the process in any case."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)

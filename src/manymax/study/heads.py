@@ -34,7 +34,9 @@ def build_head(config: RunConfig, split: Split) -> nn.Module:
     Its draws come from `head.generator`, which a training loop seeds anew for each step.
     """
     if config.loss in REFERENCES:
-        return REFERENCES[config.loss].module(split.num_items, **_drawing(config, split))
+        return REFERENCES[config.loss].module(
+            None, split.num_items, multilabel=config.multilabel, **_drawing(config, split)
+        )
     member, options = FAMILY[config.loss], {"multilabel": config.multilabel}
     if member.kind == "tree":
         return _tree(config, split)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from manymax.errors import ManymaxError
+from manymax.errors import ArgumentError, ManymaxError
 from manymax.study.backbones import BACKBONES
 from manymax.study.checkpoint import read_tensors, write_tensors
 from manymax.study.config import RunConfig
@@ -22,6 +22,7 @@ from manymax.study.data.prepare import Prepared, prepare
 from manymax.study.evaluate import Evaluation, evaluate, popularity
 from manymax.study.files import LOCK, locked, read_json, remove_partial, write_json
 from manymax.study.heads import build_head
+from manymax.study.metrics import METRICS
 from manymax.study.records import (
     CHECKPOINT,
     MODEL,
@@ -161,6 +162,8 @@ def _run(
     config: RunConfig, folder: Path, prepared: Prepared, progress: Progress, checkpoint_seconds: float, seconds: float
 ) -> Record:
     """The run itself: train, test, write down."""
+    if METRICS[config.monitored.partition("@")[0]].of == "truth" and prepared.truth is None:
+        raise ArgumentError(f"`monitor` {config.monitored!r} needs the true law of the data: only planted data has it.")
     split, model = prepared.split, build_model(config, prepared.split)
     optimizer = build_optimizer(config, model) if config.solver == "gradient" else None
     course = Course(

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator
-
 import torch
 from torch import Tensor, nn
 
-from manymax.losses.hierarchical_softmax import HierarchicalSoftmaxLoss
+from manymax.errors import ArgumentError
+from manymax.heads.modules import LinearHead
 from manymax.samplers import Sampler
 from manymax.study.backbones.base import Backbone
 from manymax.study.config import RunConfig
 from manymax.study.course import Course
-from manymax.study.data.batches import Batch, training_batches
+from manymax.study.data.batches import Batch, Batches, training_batches
 from manymax.study.data.interactions import Split
 from manymax.study.seeds import derive, generator
 
@@ -37,7 +35,7 @@ class Model(nn.Module):
     @property
     def takes_items(self) -> bool:
         """Whether the head scores by the item vectors; a tree has vectors of its own."""
-        return not isinstance(self.head, HierarchicalSoftmaxLoss)
+        return isinstance(self.head, LinearHead)
 
 
 def build_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Adam:
@@ -56,22 +54,25 @@ def train(model: Model, optimizer: torch.optim.Optimizer, split: Split, course: 
     while course.going:
         with course.timed("loading"):
             batches = epoch_batches(config, split, model, standing.epoch)
-            steps = grouped(itertools.islice(batches, standing.batch, None), config.accumulate)
         if standing.batch == 0:
             refresh_samplers(model, config.seed, standing.epoch)
-        while True:
+        while standing.batch < len(batches):
             with course.timed("loading"):
-                group = next(steps, None)
-            if group is None:
-                break
+                group = [
+                    batches[standing.batch + i] for i in range(min(config.accumulate, len(batches) - standing.batch))
+                ]
             with course.timed("training"):
                 optimizer.zero_grad(set_to_none=True)
                 for batch in group:
                     seed_step(model, config.seed, standing.step)
-                    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=config.bf16):
-                        loss = model(batch)
+                    try:
+                        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=config.bf16):
+                            loss = model(batch)
+                    except ArgumentError:  # a loss refuses scores that are no numbers: have the weights run away?
+                        course.check_weights()
+                        raise
                     (loss / len(group)).backward()
-                    course.count_batch(loss.item())
+                    course.count_batch(loss.item(), of=len(batches))
                 if config.clip is not None:
                     nn.utils.clip_grad_norm_(model.parameters(), config.clip)
                 optimizer.step()
@@ -82,7 +83,7 @@ def train(model: Model, optimizer: torch.optim.Optimizer, split: Split, course: 
         course.breathe()
 
 
-def epoch_batches(config: RunConfig, split: Split, model: Model, epoch: int) -> Iterator[Batch]:
+def epoch_batches(config: RunConfig, split: Split, model: Model, epoch: int) -> Batches:
     """The batches of an epoch, in the order that the seed gives it."""
     return training_batches(
         split,
@@ -93,13 +94,6 @@ def epoch_batches(config: RunConfig, split: Split, model: Model, epoch: int) -> 
         max_length=config.max_length,
         generator=generator(config.seed, "shuffle", step=epoch),
     )
-
-
-def grouped(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
-    """Batches by the number that makes a step; the last group may be smaller."""
-    batches = iter(batches)
-    while group := list(itertools.islice(batches, size)):
-        yield group
 
 
 def seed_step(model: Model, seed: int, step: int) -> None:

@@ -35,6 +35,6 @@ def train_als(model: Model, split: Split, course: Course) -> None:
         with course.timed("training"):
             solver.update_users()
             solver.update_items()
-            course.count_batch(solver.objective() / split.train.items.numel())
+            course.count_batch(solver.objective() / split.train.items.numel(), of=1)
         course.end_epoch()
         course.breathe()
