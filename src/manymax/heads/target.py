@@ -145,13 +145,16 @@ def group_pairs(rows: Tensor, target: Tensor) -> tuple[Tensor, Target]:
         raise ArgumentError(
             f"`rows` and `target` must be 1-D and equally long; got {tuple(rows.shape)} and {tuple(target.shape)}."
         )
-    pairs, times = torch.stack([rows.long(), target.long()]).unique(dim=1, return_counts=True)  # sorted by row
-    groups, sizes = pairs[0].unique_consecutive(return_counts=True)
+    # one number a pair: sorting numbers is many times faster than sorting columns
+    groups, row = rows.long().unique(return_inverse=True)
+    low, high = torch.aminmax(target.long()) if len(target) else (0, 0)
+    pairs, times = (row * (high - low + 1) + (target.long() - low)).unique(return_counts=True)
+    row, classes = pairs // (high - low + 1), pairs % (high - low + 1) + low
+    sizes = row.bincount(minlength=len(groups))
     width = int(sizes.max()) if len(sizes) else 1
-    row = torch.arange(len(groups), device=rows.device).repeat_interleave(sizes)
     column = torch.arange(len(row), device=rows.device) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
     ids = torch.zeros(len(groups), width, dtype=torch.long, device=rows.device)
     weights = torch.zeros(len(groups), width, device=rows.device)
-    ids[row, column], weights[row, column] = pairs[1], times.to(weights.dtype)
+    ids[row, column], weights[row, column] = classes, times.to(weights.dtype)
     count = weights.sum(1)
     return groups, Target(ids, weights, count, count)

@@ -1,13 +1,18 @@
-"""What a training loop asks of a backbone."""
+"""What a training loop asks of a backbone, and what a row of `BACKBONES` says of one."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor, nn
 
+from manymax.errors import ArgumentError, check_choice
 from manymax.study.data.batches import Batch
+from manymax.study.data.interactions import Split
 
 
 class Vectors(NamedTuple):
@@ -25,7 +30,12 @@ class Backbone(nn.Module, ABC):
         vectors = backbone.vectors()
         queries = backbone.queries(batch, vectors)
         loss = head(queries, batch.target, vectors.items)
+
+    `needs_history` says whether batches must bring histories, `max_length` how many items of them at most.
     """
+
+    needs_history: bool = False
+    max_length: int | None = None
 
     @abstractmethod
     def vectors(self) -> Vectors:
@@ -33,4 +43,101 @@ class Backbone(nn.Module, ABC):
 
     @abstractmethod
     def queries(self, batch: Batch, vectors: Vectors) -> Tensor:
-        """(B, d): one query a row; or (B, T, d), one for each position, when the target has positions."""
+        """(B, d), one query a row; (N, d), one for each entry of the histories, if `batch.every_position`."""
+
+
+class Cosine(Backbone):
+    """Another backbone with scores cos(query, item) / temperature instead of inner products."""
+
+    def __init__(self, backbone: Backbone, temperature: float) -> None:
+        super().__init__()
+        if not temperature > 0:
+            raise ArgumentError(f"`temperature` must be positive; got {temperature}.")
+        self.backbone, self.temperature = backbone, temperature
+        self.needs_history, self.max_length = backbone.needs_history, backbone.max_length
+
+    def vectors(self) -> Vectors:
+        """Item vectors of length 1; user vectors as they are."""
+        vectors = self.backbone.vectors()
+        return vectors._replace(items=nn.functional.normalize(vectors.items, dim=-1))
+
+    def queries(self, batch: Batch, vectors: Vectors) -> Tensor:
+        """Queries of length 1 / temperature."""
+        return nn.functional.normalize(self.backbone.queries(batch, vectors), dim=-1) / self.temperature
+
+
+class Settings(Protocol):
+    """The options that backbones read, whatever holds them; `manymax.study.config` says what they mean."""
+
+    @property
+    def dim(self) -> int: ...
+
+    @property
+    def layers(self) -> int: ...
+
+    @property
+    def attention_heads(self) -> int: ...
+
+    @property
+    def hidden(self) -> int: ...
+
+    @property
+    def dropout(self) -> float: ...
+
+    @property
+    def max_length(self) -> int: ...
+
+    @property
+    def init(self) -> str: ...
+
+    @property
+    def init_scale(self) -> float: ...
+
+    @property
+    def scale(self) -> str: ...
+
+    @property
+    def temperature(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class BackboneEntry:
+    """One row of `BACKBONES`.
+
+    `make(split, settings, generator)` builds a backbone with first weights from the generator; `build` then sets the
+    scale of its scores.
+    """
+
+    name: str
+    title: str
+    make: Callable[[Split, Settings, torch.Generator], Backbone]
+    reference: str
+    aliases: tuple[str, ...] = ()
+
+    def build(self, split: Split, settings: Settings, generator: torch.Generator) -> Backbone:
+        """A backbone for the users and items of a split.
+
+        Args:
+            split: its sizes are used, by LightGCN also its training part.
+            settings: any object with the options of `Settings`.
+            generator: of the first weights.
+        """
+        check_choice("scale", settings.scale, ("dot", "cosine"))
+        backbone = self.make(split, settings, generator)
+        return Cosine(backbone, settings.temperature) if settings.scale == "cosine" else backbone
+
+
+def draw_weights(module: nn.Module, settings: Settings, generator: torch.Generator) -> None:
+    """Draw the matrices of all embeddings and linear layers, in their order, and zero the biases.
+
+    With `init` "normal" the standard deviation is `init_scale`, with "xavier" sqrt(2 / (rows + columns)).
+    """
+    check_choice("init", settings.init, ("normal", "xavier"))
+    for part in module.modules():
+        if isinstance(part, nn.Embedding | nn.Linear):
+            if settings.init == "normal":
+                nn.init.normal_(part.weight, std=settings.init_scale, generator=generator)
+            else:
+                nn.init.xavier_normal_(part.weight, generator=generator)
+        if isinstance(part, nn.Linear) and part.bias is not None:
+            nn.init.zeros_(part.bias)

@@ -1,10 +1,18 @@
-"""A batch: what a backbone needs to make queries, and the target of each query."""
+"""Batches: what a backbone needs to make queries, and the target of each query."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
+import torch
 from torch import Tensor
+
+from manymax.errors import ArgumentError, check_choice
+from manymax.heads.target import group_pairs
+from manymax.losses.base import Target
+from manymax.study.data.interactions import PADDING, Lists, Split
 
 
 @dataclass(frozen=True)
@@ -14,10 +22,147 @@ class Batch:
     Args:
         users: (B,) int64.
         history: (B, T) item ids in time order, padded at the end with -100; None for backbones that know users by id.
-        target: what the head gets: (B,) one positive a row, (B, P) several, padded with -100, (B, T) one for each
-            position of the history; None in evaluation.
+        target: what the head gets: one positive for each query, (B,), or several, (B, P) padded with -100 or grouped;
+            with `every_position` (N,), one for each entry of the history; None in evaluation.
+        every_position: whether each of the N entries of the history makes a query, row after row and without
+            the padding, or each row makes one, at its end.
     """
 
     users: Tensor
     history: Tensor | None = None
-    target: Tensor | None = None
+    target: Tensor | Target | None = None
+    every_position: bool = False
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The batches of an epoch, each made when it is asked for.
+
+    Args:
+        rows: of each batch.
+        make: a batch from its rows.
+    """
+
+    rows: tuple[Tensor, ...]
+    make: Callable[[Tensor], Batch]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Batch:
+        return self.make(self.rows[index])
+
+    def __iter__(self) -> Iterator[Batch]:
+        return map(self.make, self.rows)
+
+
+class Reader(Protocol):
+    """What batches depend on: a backbone that reads histories, or one that knows users by id."""
+
+    needs_history: bool
+
+
+def training_batches(
+    split: Split,
+    backbone: Reader,
+    *,
+    batch_size: int,
+    batches: str = "pairs",
+    positions: str = "all",
+    max_length: int = 20,
+    generator: torch.Generator,
+) -> Batches:
+    """One epoch over the training part, in random order.
+
+    Whatever the rows are, a batch holds `batch_size` positives: exactly, or, where a row has several, whole rows until
+    there are so many. Positives of one user are grouped in one row, which has the loss of separate pairs (see
+    `group_pairs`).
+
+    Args:
+        split: whose training part is used.
+        backbone: says whether it needs histories.
+        batch_size: positives of a batch.
+        batches: without histories: "pairs", (user, item) pairs drawn without regard to users; "users", all pairs
+            of a user at once.
+        positions: with histories: "all", one row a user with the latest `max_length` items, each the target of those
+            before it; "prefix", one row for each item, whose history are the up to `max_length` items before it.
+        max_length: of a history.
+        generator: of the order.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> lists = Lists(torch.tensor([0, 3, 5]), torch.tensor([4, 2, 7, 2, 6]))
+        >>> epoch = training_batches(
+        ...     Split(lists, lists, lists, num_items=8),
+        ...     SimpleNamespace(needs_history=True),
+        ...     batch_size=8,
+        ...     generator=torch.Generator().manual_seed(0),
+        ... )
+        >>> epoch[0].history, epoch[0].target
+        (tensor([[   4,    2],
+                [   2, -100]]), tensor([2, 7, 6]))
+    """
+    check_choice("batches", batches, ("pairs", "users"))
+    check_choice("positions", positions, ("all", "prefix"))
+    if min(batch_size, max_length) < 1:
+        raise ArgumentError(f"`batch_size` and `max_length` must be at least 1; got {batch_size} and {max_length}.")
+    train = split.train
+    if not backbone.needs_history:
+        return _pairs(train, batch_size, generator) if batches == "pairs" else _users(train, batch_size, generator)
+    if positions == "all":
+        return _sequences(train, batch_size, max_length, generator)
+    return _prefixes(train, batch_size, max_length, generator)
+
+
+def _pairs(train: Lists, batch_size: int, generator: torch.Generator) -> Batches:
+    users = train.users()
+
+    def make(rows: Tensor) -> Batch:
+        distinct, target = group_pairs(users[rows], train.items[rows])
+        return Batch(distinct, target=target)
+
+    return Batches(torch.randperm(users.numel(), generator=generator).split(batch_size), make)
+
+
+def _users(train: Lists, batch_size: int, generator: torch.Generator) -> Batches:
+    def make(users: Tensor) -> Batch:
+        table = train.padded(users)
+        row, column = (table != PADDING).nonzero(as_tuple=True)
+        distinct, target = group_pairs(users[row], table[row, column])
+        return Batch(distinct, target=target)
+
+    return Batches(_shuffled(train.lengths, batch_size, generator), make)
+
+
+def _sequences(train: Lists, batch_size: int, max_length: int, generator: torch.Generator) -> Batches:
+    def make(users: Tensor) -> Batch:
+        items = train.padded(users, max_length + 1)
+        target = items[:, 1:]
+        real = target != PADDING
+        return Batch(users, torch.where(real, items[:, :-1], PADDING), target[real], every_position=True)
+
+    return Batches(_shuffled((train.lengths - 1).clamp(0, max_length), batch_size, generator), make)
+
+
+def _prefixes(train: Lists, batch_size: int, max_length: int, generator: torch.Generator) -> Batches:
+    users = train.users()
+    before = torch.arange(users.numel()) - train.offsets[users]  # items of the same user before each
+    targets = before.nonzero().squeeze(1)
+
+    def make(rows: Tensor) -> Batch:
+        lengths = before[rows].clamp(max=max_length)
+        columns = torch.arange(int(lengths.max()))
+        inside = columns < lengths[:, None]
+        index = torch.where(inside, (rows - lengths)[:, None] + columns, 0)
+        return Batch(users[rows], torch.where(inside, train.items[index], PADDING), train.items[rows])
+
+    return Batches(targets[torch.randperm(targets.numel(), generator=generator)].split(batch_size), make)
+
+
+def _shuffled(positives: Tensor, batch_size: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+    """Users with any positives (U,) in random order, cut where another `batch_size` positives are full."""
+    users = torch.randperm(positives.numel(), generator=generator)
+    users = users[positives[users] > 0]
+    before = positives[users].cumsum(0) - positives[users]
+    sizes = (before // batch_size).unique_consecutive(return_counts=True)[1]
+    return users.split(sizes.tolist())

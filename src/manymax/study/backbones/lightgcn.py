@@ -1,0 +1,117 @@
+"""LightGCN: matrix factorisation whose vectors are averaged over neighbours in the graph of interactions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from manymax.study.backbones.base import Backbone, BackboneEntry, Settings, Vectors, draw_weights
+from manymax.study.data.batches import Batch
+from manymax.study.data.interactions import Lists, Split
+
+
+class Propagation(torch.autograd.Function):
+    """x -> f(x) for a linear, symmetric f: the gradient is f of the gradient, and nothing need be kept for it."""
+
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor, graph: Graph) -> Tensor:
+        ctx.graph = graph
+        return graph.mean_of_rounds(vectors)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return Propagation.apply(grad, ctx.graph), None
+
+
+class Graph(nn.Module):
+    """Who interacted with what: the nodes are the users, then the items.
+
+        A = D^-1/2 B D^-1/2,  f(X) = (X + A X + ... + A^L X) / (L + 1)
+
+    with B the 0/1 matrix of neighbours and D their numbers. A is symmetric, and so is f. The rows of B are bags of
+    neighbours, which torch sums several times faster than it multiplies with a sparse matrix.
+
+    Args:
+        train: one list of items per user; repeated items count once.
+        num_items: C.
+        layers: L.
+    """
+
+    neighbours: Tensor
+    offsets: Tensor
+    shrink: Tensor
+
+    def __init__(self, train: Lists, num_items: int, layers: int) -> None:
+        super().__init__()
+        self.layers = layers
+        pairs = (train.users() * num_items + train.items).unique()  # sorted by user
+        users, items = pairs // num_items, pairs % num_items
+        by_item = items.argsort(stable=True)
+        degrees = torch.cat([users.bincount(minlength=len(train)), items.bincount(minlength=num_items)])
+        # not saved: they follow from the data; int32 halves what each product has to read
+        self.register_buffer("neighbours", torch.cat([items + len(train), users[by_item]]).int(), persistent=False)
+        self.register_buffer("offsets", nn.functional.pad(degrees.cumsum(0), (1, 0)).int(), persistent=False)
+        self.register_buffer("shrink", degrees.clamp(min=1).rsqrt().unsqueeze(1), persistent=False)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """f(X), (U + C, d)."""
+        result: Tensor = Propagation.apply(vectors, self)
+        return result
+
+    def mean_of_rounds(self, vectors: Tensor) -> Tensor:
+        """f(X) without a graph for gradients."""
+        total = reached = vectors
+        for _ in range(self.layers):
+            reached = self.product(reached)
+            total = total + reached
+        return total / (self.layers + 1)
+
+    def product(self, vectors: Tensor) -> Tensor:
+        """A X."""
+        shrink = self.shrink.to(vectors.dtype)
+        sums = nn.functional.embedding_bag(
+            self.neighbours, vectors * shrink, self.offsets, mode="sum", include_last_offset=True
+        )
+        return sums * shrink
+
+
+class LightGCN(Backbone):
+    """s_uj = <p_u, q_j> with (p, q) = f(X): the mean of the vectors X and of their rounds through the graph.
+
+    Args:
+        train: one list of items per user.
+        num_items: C.
+        dim: d.
+        layers: rounds L; 0 is matrix factorisation.
+
+    References: He, Deng, Wang, Li, Zhang, Wang, "LightGCN", SIGIR 2020, equations 3 to 8.
+    """
+
+    def __init__(self, train: Lists, num_items: int, dim: int = 64, layers: int = 2) -> None:
+        super().__init__()
+        self.users = nn.Embedding(len(train), dim)
+        self.items = nn.Embedding(num_items, dim)
+        self.graph = Graph(train, num_items, layers)
+
+    def vectors(self) -> Vectors:
+        """f(X), cut into items and users."""
+        both = self.graph(torch.cat([self.users.weight, self.items.weight]))
+        users, items = both.split([self.users.num_embeddings, self.items.num_embeddings])
+        return Vectors(items, users)
+
+    def queries(self, batch: Batch, vectors: Vectors) -> Tensor:
+        """The propagated rows of the users, (B, d)."""
+        assert vectors.users is not None
+        return nn.functional.embedding(batch.users, vectors.users)
+
+
+def make(split: Split, settings: Settings, generator: torch.Generator) -> LightGCN:
+    """On the graph of the training part."""
+    backbone = LightGCN(split.train, split.num_items, settings.dim, settings.layers)
+    draw_weights(backbone, settings, generator)
+    return backbone
+
+
+ENTRY = BackboneEntry(name="lightgcn", title="LightGCN", make=make, reference="He et al., SIGIR 2020")

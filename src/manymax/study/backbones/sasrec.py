@@ -1,0 +1,128 @@
+"""SASRec: a causal transformer over the items of a user; each position asks for the item after it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding, scaled_dot_product_attention
+
+from manymax.errors import ArgumentError
+from manymax.study.backbones.base import Backbone, BackboneEntry, Settings, Vectors, draw_weights
+from manymax.study.data.batches import Batch
+from manymax.study.data.interactions import PADDING, Split
+
+
+class Block(nn.Module):
+    """x -> norm(x + attention(x)) -> norm(x + feed-forward(x)), with dropout after each part.
+
+    Args:
+        dim: d.
+        attention_heads: divides d.
+        hidden: width of the feed-forward part.
+        dropout: share of zeros.
+    """
+
+    def __init__(self, dim: int, attention_heads: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.attention_heads = attention_heads
+        self.project = nn.Linear(dim, 3 * dim)  # queries, keys and values of attention
+        self.merge = nn.Linear(dim, dim)
+        self.feed_forward = nn.Sequential(
+            nn.Linear(dim, hidden), nn.GELU(), nn.Dropout(dropout), nn.Linear(hidden, dim)
+        )
+        self.attention_norm, self.feed_forward_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, d) -> (B, T, d)."""
+        x = self.attention_norm(x + self.dropout(self.attention(x)))
+        return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
+
+    def attention(self, x: Tensor) -> Tensor:
+        """Every position looks at itself and what came before; padding at the end is never before a real item."""
+        batch, length, dim = x.shape
+        parts = self.project(x).view(batch, length, 3, self.attention_heads, dim // self.attention_heads)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)  # (B, heads, T, d / heads) each
+        share = self.dropout.p if self.training else 0.0
+        mixed = scaled_dot_product_attention(query, key, value, is_causal=True, dropout_p=share)
+        return self.merge(mixed.transpose(1, 2).reshape(batch, length, dim))
+
+
+class SASRec(Backbone):
+    """x_t = e_{item t} + r_t, through causal blocks; the query of position t is what comes out there.
+
+    Item vectors are the embeddings e themselves. A user without a history is asked for at position 0 with no item.
+
+    Args:
+        num_items: C.
+        dim: d.
+        layers: number of blocks.
+        attention_heads, hidden, dropout: of each block; dropout also of the sums x.
+        max_length: longest history, T.
+
+    References: Kang and McAuley, "Self-attentive sequential recommendation", ICDM 2018. Norms come after the sums and
+    the feed-forward part is wider than d with gelu, as in the encoder layers of torch.
+    """
+
+    needs_history = True
+    max_length: int
+
+    def __init__(
+        self,
+        num_items: int,
+        dim: int = 64,
+        layers: int = 2,
+        attention_heads: int = 2,
+        hidden: int = 128,
+        dropout: float = 0.5,
+        max_length: int = 20,
+    ) -> None:
+        super().__init__()
+        if dim % attention_heads:
+            raise ArgumentError(f"`attention_heads` must divide `dim`; got {attention_heads} and {dim}.")
+        self.max_length = max_length
+        self.items = nn.Embedding(num_items, dim)
+        self.positions = nn.Embedding(max_length, dim)
+        self.blocks = nn.ModuleList(Block(dim, attention_heads, hidden, dropout) for _ in range(layers))
+        self.dropout = nn.Dropout(dropout)
+
+    def vectors(self) -> Vectors:
+        """The embeddings of the items."""
+        return Vectors(self.items.weight)
+
+    def queries(self, batch: Batch, vectors: Vectors) -> Tensor:
+        """(B, d) at the last item of each row; (N, d) at all items, if `batch.every_position`."""
+        if batch.history is None or batch.history.shape[1] > self.max_length:
+            got = "none" if batch.history is None else f"shape {tuple(batch.history.shape)}"
+            raise ArgumentError(f"`batch.history` must be (B, T) with T <= {self.max_length}; got {got}.")
+        real = batch.history != PADDING  # (B, T)
+        items = embedding(batch.history.clamp(min=0), self.items.weight) * real.unsqueeze(-1)
+        out = self.dropout(items + self.positions.weight[: real.shape[1]])  # (B, T, d)
+        for block in self.blocks:
+            out = block(out)
+        if batch.every_position:
+            return out[real]
+        last = (real.sum(1) - 1).clamp(min=0)
+        return out[torch.arange(len(last)), last]
+
+
+def make(split: Split, settings: Settings, generator: torch.Generator) -> SASRec:
+    """For the items of a split."""
+    backbone = SASRec(
+        split.num_items,
+        settings.dim,
+        settings.layers,
+        settings.attention_heads,
+        settings.hidden,
+        settings.dropout,
+        settings.max_length,
+    )
+    draw_weights(backbone, settings, generator)
+    for block in backbone.blocks.children():
+        assert isinstance(block, Block)
+        # as torch's attention begins: too small a projection makes every position look at all others alike
+        nn.init.xavier_uniform_(block.project.weight, generator=generator)
+    return backbone
+
+
+ENTRY = BackboneEntry(name="sasrec", title="SASRec", make=make, reference="Kang and McAuley, ICDM 2018")

@@ -1,0 +1,144 @@
+"""Metrics of ranked lists, one value a user; `METRICS` is the table of them.
+
+    y_i       1 if the item at rank i is relevant, i = 1 .. cutoff
+    |T|       the number of relevant items of the user
+    w_i       1 / log2(i + 1)
+
+Means are over users with at least one relevant item.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from manymax.table import Table
+
+
+def discounts(cutoff: int) -> Tensor:
+    """w_i = 1 / log2(i + 1), (cutoff,) float64.
+
+    >>> discounts(3)
+    tensor([1.0000, 0.6309, 0.5000], dtype=torch.float64)
+    """
+    return 1 / torch.arange(2, cutoff + 2, dtype=torch.float64).log2()
+
+
+def dcg(hits: Tensor, relevant: Tensor) -> Tensor:
+    """sum_i y_i w_i.
+
+    Args:
+        hits: (B, cutoff) bool, y.
+        relevant: (B,) |T|.
+
+    Returns:
+        (B,) float64, as all metrics here.
+
+    >>> dcg(torch.tensor([[False, True]]), torch.tensor([1]))
+    tensor([0.6309], dtype=torch.float64)
+    """
+    return hits.double() @ discounts(hits.shape[1])
+
+
+def ndcg(hits: Tensor, relevant: Tensor) -> Tensor:
+    """DCG / (w_1 + ... + w_m) with m = min(|T|, cutoff), the best that is possible.
+
+    >>> ndcg(torch.tensor([[False, True]]), torch.tensor([5]))
+    tensor([0.3869], dtype=torch.float64)
+    """
+    cutoff = hits.shape[1]
+    return dcg(hits, relevant) / discounts(cutoff).cumsum(0)[relevant.clamp(1, cutoff) - 1]
+
+
+def precision(hits: Tensor, relevant: Tensor) -> Tensor:
+    """sum_i y_i / cutoff, also where fewer than `cutoff` items could be listed."""
+    return hits.double().mean(1)
+
+
+def recall(hits: Tensor, relevant: Tensor) -> Tensor:
+    """sum_i y_i / |T|, so that it stays below 1 where |T| > cutoff."""
+    return hits.sum(1).double() / relevant
+
+
+def hit_rate(hits: Tensor, relevant: Tensor) -> Tensor:
+    """1 if any y_i is."""
+    return hits.any(1).double()
+
+
+def topk_error(hits: Tensor, relevant: Tensor) -> Tensor:
+    """The share of relevant items that are not listed, 1 - recall: with one relevant item, 1 if it is not listed."""
+    return 1 - recall(hits, relevant)
+
+
+def mrr(hits: Tensor, relevant: Tensor) -> Tensor:
+    """1 / the rank of the first hit, 0 without one."""
+    ranks = torch.arange(1, hits.shape[1] + 1, dtype=torch.float64)
+    return (hits.double() / ranks).amax(1)
+
+
+def mean_average_precision(hits: Tensor, relevant: Tensor) -> Tensor:
+    """sum_i y_i (y_1 + ... + y_i) / i, divided by |T| as trec_eval does."""
+    ranks = torch.arange(1, hits.shape[1] + 1, dtype=torch.float64)
+    return (hits * hits.cumsum(1) / ranks).sum(1) / relevant
+
+
+def regret(gains: Tensor, best: Tensor) -> Tensor:
+    """1 - E[DCG] / E[DCG of the best ranking], under the true p(item | user).
+
+    Args:
+        gains: (B, cutoff) p of the listed items.
+        best: (B, cutoff) the largest p among the items that could be listed, falling.
+
+    >>> regret(torch.tensor([[0.2, 0.5]]), torch.tensor([[0.5, 0.2]]))
+    tensor([0.1768], dtype=torch.float64)
+    """
+    weights = discounts(gains.shape[1])
+    return 1 - (gains.double() @ weights) / (best.double() @ weights)
+
+
+def coverage(lists: Tensor, num_items: int) -> Tensor:
+    """The share of all items that stand in anybody's list, ().
+
+    Args:
+        lists: (U, cutoff) ids, padded with -100.
+        num_items: C.
+    """
+    listed = torch.zeros(num_items, dtype=torch.bool)
+    listed[lists[lists >= 0]] = True
+    return listed.double().mean()
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One row of `METRICS`; a value at a cutoff is called "name@cutoff".
+
+    `of` says what the function takes: "hits" (hits, relevant); "truth" (gains, best), where the true p is
+    known; "lists" (lists, num_items), one value for all users together.
+    """
+
+    name: str
+    title: str
+    function: Callable[[Any, Any], Tensor]
+    formula: str
+    of: Literal["hits", "truth", "lists"] = "hits"
+    higher_is_better: bool = True
+    aliases: tuple[str, ...] = ()
+
+
+METRICS: Table[Metric] = Table(
+    "metric",
+    Metric("ndcg", "N", ndcg, "DCG / (w_1 + ... + w_min(|T|, cutoff))"),
+    Metric("precision", "P", precision, "sum_i y_i / cutoff"),
+    Metric("recall", "R", recall, "sum_i y_i / |T|"),
+    Metric("dcg", "DCG", dcg, "sum_i y_i w_i, w_i = 1 / log2(i + 1)"),
+    Metric("hit_rate", "HR", hit_rate, "1 if any y_i is", aliases=("hr",)),
+    Metric("mrr", "MRR", mrr, "1 / rank of the first hit"),
+    Metric("map", "MAP", mean_average_precision, "sum_i y_i (y_1 + ... + y_i) / i / |T|"),
+    Metric("topk_error", "Top-k error", topk_error, "1 - sum_i y_i / |T|", higher_is_better=False),
+    Metric("coverage", "Coverage", coverage, "share of the items in anybody's list", of="lists"),
+    Metric("regret", "Regret", regret, "1 - E[DCG] / E[DCG of the best ranking]", of="truth", higher_is_better=False),
+)
