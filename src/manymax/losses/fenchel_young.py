@@ -128,11 +128,14 @@ class FenchelYoung:
         """map(s) - t for rows t on the simplex, (..., C)."""
         return self.map(scores) - target
 
+    def slope(self, probs: Tensor) -> Tensor:
+        """grad Omega(p), (..., C): scores whose map is p again, for a strictly convex Omega."""
+        return torch.func.grad(lambda p: self.omega(p).sum())(probs) if self._slope is None else self._slope(probs)
+
     def bregman(self, probs: Tensor, other: Tensor) -> Tensor:
         """D(probs, other) of Omega, (...); +inf where Omega is infinitely steep and they differ."""
-        slope = torch.func.grad(lambda q: self.omega(q).sum())(other) if self._slope is None else self._slope(other)
         step = probs - other
-        linear = torch.where(step != 0, slope * step, 0).sum(-1)
+        linear = torch.where(step != 0, self.slope(other) * step, 0).sum(-1)
         return self.omega(probs) - self.omega(other) - linear
 
     def loss(

@@ -1,0 +1,164 @@
+"""Does a map keep the order of the scores? Searched for, with the counter-example.
+
+    strict   s_i > s_j exactly when p_i > p_j
+    weak     s_i > s_j implies p_i >= p_j, and somewhere p_i = p_j
+    none     somewhere s_i >= s_j but p_i < p_j
+
+A search proves the second and third answer by its witness; "strict" says that none was found.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manymax.errors import ArgumentError
+from manymax.losses.facts import Member
+
+Map = Callable[[Tensor], Tensor]
+
+# Whole and half numbers make ties, kinks and turning points likely.
+LEVELS = (-8.0, -4.0, -3.0, -2.0, -1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0, 4.0, 8.0)
+GAP = 1e-3  # scores closer than this are not compared: rounding could tie their probabilities
+ROUNDING = 1e-12  # probabilities of float64 maps that differ by less count as equal
+
+
+@dataclass(frozen=True)
+class Witness:
+    """Scores (C,) whose class `higher` scores at least as much as `lower`, and their probabilities (C,)."""
+
+    scores: Tensor
+    probs: Tensor
+    higher: int
+    lower: int
+
+    def __str__(self) -> str:
+        i, j = self.higher, self.lower
+        relation = "<" if self.probs[i] < self.probs[j] - ROUNDING else "="
+        row = ", ".join(f"{score:.4g}" for score in self.scores.tolist())
+        return f"s = ({row}): s_{i} = {self.scores[i]:.4g} > s_{j} = {self.scores[j]:.4g}, but p_{i} {relation} p_{j}"
+
+
+@dataclass(frozen=True)
+class Order:
+    """How a map treats the order of the scores: "strict", "weak" or "none", and what shows it."""
+
+    kind: str
+    witness: Witness | None
+
+
+def member_map(member: Member, target: Tensor | None = None, **settings: Any) -> Map:
+    """A member's map as a function of the scores alone.
+
+    Args:
+        member: a row of `FAMILY` that has a map.
+        target: (...) the labels, for a map that needs them; class 0 unless given.
+        settings: the member's own, such as `alpha`.
+
+    Returns:
+        Scores (..., C) to probabilities (..., C).
+    """
+    if member.map is None:
+        raise ArgumentError(f"`member` must have a map from scores to probabilities; {member.name} has none.")
+    if "target" not in inspect.signature(member.map).parameters:
+        return partial(member.map, **settings)
+    known = member.map
+
+    def given_label(scores: Tensor) -> Tensor:
+        label = torch.zeros_like(scores[..., 0], dtype=torch.long) if target is None else target
+        return known(scores, label, **settings)
+
+    return given_label
+
+
+def order_of(map: Map, num_classes: int = 5, *, rows: int = 1000, rounds: int = 8, seed: int = 0) -> Order:
+    """Search for scores whose order a map does not keep.
+
+    Ties and inversions are looked for among levels and normal scores; then the rows with the smallest
+    p_i - p_j for s_i > s_j are varied, in smaller and smaller steps.
+
+    Args:
+        map: scores (rows, C) in float64 to probabilities (rows, C).
+        num_classes: C, at least 2.
+        rows: how many score vectors to begin with.
+        rounds: how often to vary the worst of them.
+        seed: of the search.
+
+    Returns:
+        The answer, and the simplest witness that the search can make of the worst row.
+
+    Example:
+        >>> from manymax.losses import FAMILY
+        >>> [order_of(member_map(FAMILY[name])).kind for name in ("softmax", "sparsemax", "taylor_softmax")]
+        ['strict', 'weak', 'none']
+        >>> print(order_of(member_map(FAMILY["taylor_softmax"]), num_classes=2).witness)
+        s = (-10, -1): s_1 = -1 > s_0 = -10, but p_1 < p_0
+    """
+    if num_classes < 2:
+        raise ArgumentError(f"`num_classes` must be at least 2, so that there is an order; got {num_classes}.")
+    generator = torch.Generator().manual_seed(seed)
+    scores = _first_rows(rows, num_classes, generator)
+    for round_ in range(rounds):
+        worst = scores[_margins(map, scores)[0].argsort()[:50]]
+        noise = torch.randn(20, *worst.shape, generator=generator, dtype=torch.float64) * 0.5**round_
+        scores = torch.cat([scores, (worst + noise).flatten(0, 1).clamp(-10, 10)])
+    margins, pairs = _margins(map, scores)
+    margin, row = margins.min(0)
+    if margin > 0:
+        return Order("strict", None)
+    kind = "none" if margin < -ROUNDING else "weak"
+    return Order(kind, _simplest(map, scores[row], pairs[row], kind))
+
+
+def majorizes(upper: Tensor, lower: Tensor) -> bool:
+    """Whether `upper` (C,) majorizes `lower`: the same sum, and each sum of its largest entries is at least as large.
+
+    A map that keeps this relation is Schur-isotone; softmax, which the paper calls so, is not:
+
+        >>> import manymax
+        >>> wide, narrow = torch.tensor([3.0, 1.0, -1.0]), torch.tensor([3.0, 0.0, 0.0])
+        >>> majorizes(wide, narrow), majorizes(manymax.softmax(wide), manymax.softmax(narrow))
+        (True, False)
+    """
+    sums, others = (x.sort(descending=True).values.cumsum(-1) for x in (upper, lower))
+    rounding = 8 * torch.finfo(sums.dtype).eps * float(sums.abs().max())
+    return bool((sums >= others - rounding).all() and (sums[-1] - others[-1]).abs() <= rounding)
+
+
+def _first_rows(rows: int, num_classes: int, generator: torch.Generator) -> Tensor:
+    """(rows, C) scores: levels, which tie, and normal ones of three spreads."""
+    chosen = torch.randint(len(LEVELS), (rows, num_classes), generator=generator)
+    levels = torch.tensor(LEVELS, dtype=torch.float64)[chosen]
+    spread = torch.tensor([0.1, 1.0, 4.0], dtype=torch.float64).repeat(rows // 3 + 1)[:, None]
+    normal = spread * torch.randn(len(spread), num_classes, generator=generator, dtype=torch.float64)
+    return torch.cat([levels, normal.clamp(-10, 10)])
+
+
+def _margins(map: Map, scores: Tensor) -> tuple[Tensor, Tensor]:
+    """The smallest p_i - p_j with s_i > s_j, or -|p_i - p_j| with s_i = s_j, of each row; and its pair i C + j."""
+    probs = map(scores)
+    if probs.shape != scores.shape:
+        raise ArgumentError(f"`map` must return the shape of its scores, {tuple(scores.shape)}; got {probs.shape}.")
+    lead = scores[:, :, None] - scores[:, None, :]
+    gap = probs[:, :, None] - probs[:, None, :]
+    unequal = torch.where((lead == 0) & (gap < -ROUNDING), gap, torch.inf)
+    margins, pairs = torch.where(lead > GAP, gap, unequal).flatten(1).min(-1)
+    return margins, pairs
+
+
+def _simplest(map: Map, scores: Tensor, pair: Tensor, kind: str) -> Witness:
+    """The witness with as few decimals as still show the same."""
+    i, j = divmod(int(pair), len(scores))
+    for candidate in (*(scores.round(decimals=d) for d in range(4)), scores):
+        probs = map(candidate[None])[0]
+        gap = float(probs[i] - probs[j])
+        shown = gap < -ROUNDING if kind == "none" else abs(gap) <= ROUNDING and candidate[i] > candidate[j]
+        if shown and candidate[i] >= candidate[j]:
+            break
+    return Witness(candidate, probs, i, j)

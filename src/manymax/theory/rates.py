@@ -1,0 +1,229 @@
+"""How fast gradient descent is on a linear head, and what is left of the paper's ordering of rates.
+
+For scores s = W x with ridge (gamma/2) |W|^2 and a loss of curvature B in the scores, the objective has
+
+    smoothness          L = B L_G + gamma,   L_G = |X'X / N|_2 for N examples x, the rows of X
+    strong convexity    mu = gamma
+    condition number    kappa = L / mu
+    step sizes          eta_max = 2 / L (no descent beyond),   eta* = 2 / (L + mu)
+    contraction         rho = (kappa - 1) / (kappa + 1) of the distance to the optimum per step of eta*
+
+B is the supremum over all scores, so rho is a worst case: it is reached by `worst_head` and nothing says that a given
+problem comes near it. None of this holds for scores that are not linear in the parameters: there the Hessian has
+another term, and no ridge makes it convex.
+
+References: the paper's section B.4; Nesterov, "Introductory lectures on convex optimization", theorem 2.1.15.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manymax.errors import ArgumentError
+from manymax.losses import FAMILY
+from manymax.losses.facts import Member
+from manymax.theory.jacobian import ALPHAS, sharpest_scores
+from manymax.theory.order import member_map
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The constants above."""
+
+    smoothness: float
+    strong_convexity: float
+    kappa: float
+    eta_max: float
+    eta_star: float
+    rho: float
+
+
+def rates(curvature: float, feature_norm: float, ridge: float) -> Rates:
+    """The constants of a linear head.
+
+    Args:
+        curvature: B, the supremum of the loss's Hessian norm in the scores.
+        feature_norm: L_G, the largest eigenvalue of X'X / N.
+        ridge: gamma > 0.
+
+    Example:
+        >>> r = rates(curvature=0.5, feature_norm=2.0, ridge=0.1)
+        >>> round(r.kappa, 6), round(r.eta_max, 4), round(r.eta_star, 4), round(r.rho, 4)
+        (11.0, 1.8182, 1.6667, 0.8333)
+    """
+    if not ridge > 0:
+        raise ArgumentError(f"`ridge` must be positive: without it no step contracts along shifts; got {ridge}.")
+    if not (curvature >= 0 and feature_norm >= 0):
+        raise ArgumentError(f"`curvature` and `feature_norm` must not be negative; got {curvature}, {feature_norm}.")
+    smoothness = curvature * feature_norm + ridge
+    kappa = smoothness / ridge
+    # rho = (kappa - 1) / (kappa + 1), without infinity over infinity for a loss that is not smooth
+    rho = 1 - 2 * ridge / (smoothness + ridge)
+    return Rates(smoothness, ridge, kappa, 2 / smoothness, 2 / (smoothness + ridge), rho)
+
+
+def head_rates(member: Member, features: Tensor, num_classes: int, ridge: float, **settings: Any) -> Rates:
+    """The constants of a member on given features (N, d), with the curvature that its facts state."""
+    if features.ndim != 2:
+        raise ArgumentError(f"`features` must be (examples, dim); got shape {tuple(features.shape)}.")
+    feature_norm = float(torch.linalg.matrix_norm(features.double(), 2)) ** 2 / len(features)
+    return rates(_curvature(member, num_classes, **settings), feature_norm, ridge)
+
+
+def _curvature(member: Member, num_classes: int, **settings: Any) -> float:
+    known = member.facts.smoothness.fn
+    if known is None:
+        raise ArgumentError(f"`member` must state its smoothness; {member.name} does not.")
+    return float(known(num_classes=num_classes, **settings))
+
+
+# Running it ---------------------------------------------------------------------------------------
+
+
+def head_gradient(
+    member: Member, features: Tensor, target: Tensor, ridge: float, **settings: Any
+) -> Callable[[Tensor], Tensor]:
+    """The gradient of mean_n l(y_n, W x_n) + (gamma/2) |W|^2 as a function of W (C, d).
+
+    Args:
+        member: one that sees all scores.
+        features: (N, d); target: (N,) ids, or any other target of the member's loss.
+        ridge: gamma.
+        settings: the member's own.
+    """
+
+    def gradient(weight: Tensor) -> Tensor:
+        leaf = weight.detach().requires_grad_()
+        losses = member.loss(features @ leaf.mT, target, reduction="none", **settings)
+        return torch.autograd.grad(losses.mean() + ridge / 2 * leaf.square().sum(), leaf)[0]
+
+    return gradient
+
+
+def descend(gradient: Callable[[Tensor], Tensor], start: Tensor, step: float, steps: int) -> Tensor:
+    """Plain gradient descent, (steps + 1, ...): the start and every iterate."""
+    path = [start]
+    for _ in range(steps):
+        path.append(path[-1] - step * gradient(path[-1]))
+    return torch.stack(path)
+
+
+def contractions(path: Tensor, optimum: Tensor) -> Tensor:
+    """|W_(t+1) - W*| / |W_t - W*| for every step of a path (steps + 1, ...), (steps,)."""
+    distance = (path - optimum).flatten(1).norm(dim=-1)
+    return distance[1:] / distance[:-1]
+
+
+def worst_head(
+    member: Member, num_classes: int, feature_norm: float, ridge: float, **settings: Any
+) -> tuple[Callable[[Tensor], Tensor], Tensor, Rates]:
+    """A linear head on which gradient descent is as slow as the constants say.
+
+    One feature x with x^2 = L_G and a fixed offset s0 at which the map's Jacobian has its largest norm; the target is
+    p(s0). The optimum is W = 0, where the Hessian has the eigenvalues L and gamma.
+
+    Args:
+        member: softmax, sparsemax, entmax or rg.
+        num_classes, feature_norm, ridge: C, L_G, gamma.
+        settings: the member's own.
+
+    Returns:
+        The gradient as a function of W (C,); a direction (C,) of the largest curvature; the constants.
+
+    Example: with eta*, each step takes the distance down by rho, along steep and flat directions alike.
+        >>> gradient, steep, r = worst_head(FAMILY["sparsemax"], 5, feature_norm=2.0, ridge=0.1)
+        >>> path = descend(gradient, 0.01 * (steep + 1), r.eta_star, 20)
+        >>> float(contractions(path, torch.zeros(5)).max()) - r.rho < 1e-12
+        True
+    """
+    if member.foundation is None:
+        raise ArgumentError(f"`member` must be Fenchel-Young; {member.name} is not: {member.facts.fenchel_young.text}.")
+    offset = torch.zeros(num_classes, dtype=torch.float64)
+    alpha = ALPHAS.get(member.name) or settings.get("alpha", 1.5)
+    if member.name != "rg" and alpha != 2:
+        offset = sharpest_scores(num_classes, alpha)
+    map, x = member_map(member, **settings), feature_norm**0.5
+    target = map(offset)
+
+    def gradient(weight: Tensor) -> Tensor:
+        return x * (map(offset + x * weight) - target) + ridge * weight
+
+    hessian = torch.autograd.functional.jacobian(map, offset)
+    return (
+        gradient,
+        torch.linalg.eigh(hessian).eigenvectors[:, -1],
+        rates(_curvature(member, num_classes, **settings), feature_norm, ridge),
+    )
+
+
+# The paper's ordering -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Link:
+    """One relation of the paper's chain of rates, with the rates and whether it holds."""
+
+    left: str
+    relation: str
+    right: str
+    left_rho: float
+    right_rho: float
+    holds: bool
+
+
+# rho_NCE < rho_SSM = rho_SM = rho_HSM < rho_entmax <= rho_sparsemax, the display at the end of section 3.2
+CHAIN = (
+    ("nce", "<", "sampled_softmax"),
+    ("sampled_softmax", "=", "softmax"),
+    ("softmax", "=", "hierarchical_softmax"),
+    ("hierarchical_softmax", "<", "entmax"),
+    ("entmax", "<=", "sparsemax"),
+)
+
+
+def rate_ordering(
+    num_classes: int = 1000,
+    *,
+    num_negatives: int = 100,
+    alpha: float = 1.5,
+    feature_norm: float = 1.0,
+    ridge: float = 0.01,
+) -> list[Link]:
+    """The paper's ordering of rates with the worst-case curvatures that the facts state.
+
+    Two links fail: NCE's curvature is 1/4 only if no class is drawn twice, and up to (k + 1)/4 otherwise; a tree of
+    sigmoids has 1/4, not softmax's 1/2. The others hold for these suprema, not at given scores: at (1, 0)
+    sparsemax has curvature 0 and softmax 0.393.
+
+    Example:
+        >>> for link in rate_ordering():
+        ...     print(link.left, link.relation, link.right, link.holds)
+        nce < sampled_softmax False
+        sampled_softmax = softmax True
+        softmax = hierarchical_softmax False
+        hierarchical_softmax < entmax True
+        entmax <= sparsemax True
+    """
+    settings: dict[str, dict[str, Any]] = {"nce": {"num_negatives": num_negatives}, "entmax": {"alpha": alpha}}
+
+    def rho(name: str) -> float:
+        return rates(_curvature(FAMILY[name], num_classes, **settings.get(name, {})), feature_norm, ridge).rho
+
+    holds = {"<": lambda a, b: a < b, "=": lambda a, b: a == b, "<=": lambda a, b: a <= b}
+    return [Link(a, sign, b, rho(a), rho(b), holds[sign](rho(a), rho(b))) for a, sign, b in CHAIN]
+
+
+def expected_nce_curvature(log_q: Tensor, target: int, num_negatives: int) -> float:
+    """The largest curvature of NCE's expected loss, max_j (1{j = y} + k q_j) / 4.
+
+    >>> round(expected_nce_curvature(torch.tensor([0.6, 0.3, 0.1]).log(), target=2, num_negatives=100), 3)
+    15.0
+    """
+    weights = num_negatives * log_q.double().exp()
+    weights[target] += 1
+    return float(weights.max()) / 4
