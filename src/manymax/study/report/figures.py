@@ -1,0 +1,108 @@
+"""The figures of the report."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from manymax.study.report.drawing import Figure, Line, Panel
+from manymax.study.report.runs import Trial, chosen, metrics
+from manymax.study.report.tables import points, short
+
+GROWS = "planted"  # data whose Bayes ranking is known
+
+
+def curves(trials: Sequence[Trial], column: str, unit: str) -> Figure:
+    """The validation metric against `column` of the epochs, one panel a data set and backbone."""
+    names = metrics(trials)
+    panels, without = [], set()
+    for place, here in _by_place(chosen(trials, names[0]) if names else []).items():
+        drawn = [trial for trial in here if names[0] in trial.curve and column in trial.curve]
+        without |= {trial.label for trial in here if trial not in drawn}
+        lines = tuple(
+            Line(trial.label, trial.curve[column].tolist(), trial.curve[names[0]].tolist(), trial.loss, variant)
+            for trial, variant in _variants(drawn)
+        )
+        if lines:
+            panels.append(Panel(", ".join(place), unit, f"validation {short(names[0])}", lines))
+    note = "Each at the learning rate that is best on the validation part; means over seeds."
+    missing = f" No curve was recorded for {', '.join(sorted(without))}." if without else ""
+    return Figure(f"curves_{column}", f"Validation against {unit}", f"{note}{missing}", tuple(panels))
+
+
+def _by_place(trials: Iterable[Trial]) -> dict[tuple[str, str], list[Trial]]:
+    places: dict[tuple[str, str], list[Trial]] = defaultdict(list)
+    for trial in trials:
+        places[trial.place].append(trial)
+    return places
+
+
+def _variants(trials: Iterable[Trial]) -> list[tuple[Trial, int]]:
+    """Number the trials of each loss: they share its colour and differ in dashes."""
+    seen: dict[str, int] = defaultdict(int)
+    numbered = []
+    for trial in trials:
+        numbered.append((trial, seen[trial.loss]))
+        seen[trial.loss] += 1
+    return numbered
+
+
+def sweep(trials: Sequence[Trial], setting: str, fixed: dict[str, Any], title: str) -> Figure:
+    """The test metric of sampled losses against a setting."""
+    names = metrics(trials)
+    panels: dict[tuple[str, str], list[Line]] = defaultdict(list)
+    for (data, backbone, label), line in points(trials, setting, fixed).items():
+        values = sorted(line)
+        means = [line[value].mean(names[0]) or float("nan") for value in values]
+        spreads = [line[value].spread(names[0]) or 0.0 for value in values]
+        here = panels[data, backbone]
+        loss = line[values[0]].loss
+        variant = sum(other.loss == loss for other in here)
+        here.append(Line(label, values, means, loss, variant, spreads if any(spreads) else None))
+    made = [
+        Panel(", ".join(place), setting, f"test {short(names[0])}", tuple(lines), log_x=setting == "num_negatives")
+        for place, lines in panels.items()
+    ]
+    return Figure(f"sweep_{setting}", title, "Error bars: standard deviation over seeds.", tuple(made))
+
+
+def growth(trials: Sequence[Trial]) -> Figure:
+    """How far from the Bayes ranking, against the number of training interactions, on data whose law is known."""
+    lines: dict[tuple[str, str, str], dict[int, Trial]] = defaultdict(dict)
+    regret = next((name for name in metrics(trials) if name.startswith("regret")), None)
+    for trial in chosen(trials, metrics(trials)[0]) if regret else []:
+        size = trial.runs[0].record.sizes.get("train")
+        if regret in trial.runs[0].record.test and size:
+            lines[trial.backbone, trial.label, trial.loss][size] = trial
+    panels: dict[str, list[Line]] = defaultdict(list)
+    for (backbone, label, loss), line in lines.items():
+        if len(line) > 1 and regret:
+            sizes = sorted(line)
+            values = [line[size].mean(regret) or float("nan") for size in sizes]
+            spreads = [line[size].spread(regret) or 0.0 for size in sizes]
+            variant = sum(other.loss == loss for other in panels[backbone])
+            panels[backbone].append(Line(label, sizes, values, loss, variant, spreads if any(spreads) else None))
+    made = [
+        Panel(backbone, "training interactions", short(regret or ""), tuple(of), log_x=True, log_y=True)
+        for backbone, of in panels.items()
+    ]
+    note = "Regret: the share of the Bayes ranking's expected DCG that is lost; 0 is the best that any ranking can do."
+    return Figure("growth", "Towards the Bayes ranking as data grows", note, tuple(made))
+
+
+def trade_off(trials: Sequence[Trial]) -> Figure:
+    """Test metric against training seconds, one point a method."""
+    names = metrics(trials)
+    panels = []
+    for place, here in _by_place(chosen(trials, names[0]) if names else []).items():
+        lines = []
+        for trial, variant in _variants(here):
+            seconds, value = trial.average(lambda r: r.seconds.get("training")), trial.mean(names[0])
+            if seconds and value is not None:
+                lines.append(Line(trial.label, [seconds], [value], trial.loss, variant, joined=False))
+        if lines:
+            x_label = "training seconds, early stopping included"
+            panels.append(Panel(", ".join(place), x_label, f"test {short(names[0])}", tuple(lines), log_x=True))
+    note = "Up and to the left is better. Seconds compare fairly where the runs had the machine to themselves."
+    return Figure("trade_off", "What a result costs", note, tuple(panels))

@@ -1,0 +1,410 @@
+"""The paper's findings 1 to 9, each with the rule that decides it from records, and its verdict.
+
+A rule looks at every case that the runs allow (a data set and a backbone, say) and finds that the case supports the
+finding, opposes it, or leaves it open. The findings are stated without exception, so
+
+    contradicted      at least one case opposes
+    confirmed         at least one case supports, none opposes
+    not enough runs   otherwise
+
+The same rules are put to the paper's own tables, with plain comparison of the printed numbers instead of a test.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Literal
+
+from manymax.study.reference import NUMBERS
+from manymax.study.report.runs import Trial, metrics
+from manymax.study.report.significance import LEVEL, compare
+from manymax.study.report.tables import NEAR, arrival
+
+Verdict = Literal["confirmed", "contradicted", "not enough runs"]
+
+METRIC = "ndcg@20"
+SPARSE = ("sparsemax", "entmax")
+SAMPLED = ("sampled_softmax", "nce")
+SIMPLE = "mf"
+COMPLEX = ("sasrec", "lightgcn")
+NEGLIGIBLE = 0.05  # relative change that finding 6 lets pass as flat
+OVERHEAD = 1.2  # times softmax's seconds per epoch from which finding 9 speaks of overhead
+COMPETITIVE = 0.9  # of softmax's best value: what finding 9 calls a competitive result
+
+
+@dataclass(frozen=True)
+class Point:
+    """One method at one learning rate: `selected` is what the learning rate is chosen by, `score` what is compared."""
+
+    data: str
+    backbone: str
+    loss: str
+    lr: float | None
+    num_negatives: int | None
+    sampler: str | None
+    selected: float
+    score: float
+    trial: Trial | None = None
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """What it may be compared within."""
+        return self.data, self.backbone
+
+
+@dataclass(frozen=True)
+class Case:
+    """What one case says: it supports (True), opposes (False), or leaves the finding open (None)."""
+
+    name: str
+    supports: bool | None
+    why: str
+
+
+class Evidence:
+    """The points that rules look at."""
+
+    def __init__(self, points: Iterable[Point]) -> None:
+        self.points = list(points)
+
+    def places(self) -> list[tuple[str, str]]:
+        """The pairs of data and backbone, in their order."""
+        return list(dict.fromkeys(point.place for point in self.points))
+
+    def best(self, place: tuple[str, str], loss: str) -> Point | None:
+        """The best point of a loss at a place, by what was selected on."""
+        here = [point for point in self.points if point.place == place and point.loss == loss]
+        return max(here, key=lambda point: point.selected, default=None)
+
+    def losses(self, place: tuple[str, str]) -> list[str]:
+        """The losses tried at a place."""
+        return list(dict.fromkeys(point.loss for point in self.points if point.place == place))
+
+
+def from_trials(trials: Sequence[Trial]) -> Evidence:
+    """Our runs; the learning rate is chosen on the validation part, test values are compared."""
+    found = []
+    for trial in trials:
+        metric = (metrics([trial]) or [METRIC])[0]
+        selected, score = trial.mean(metric, "valid"), trial.mean(metric)
+        if selected is not None and score is not None:
+            k, sampler = (trial.settings.get(name) for name in ("num_negatives", "sampler"))
+            if trial.loss not in SAMPLED:
+                k, sampler = None, None
+            found.append(Point(*trial.place, trial.loss, trial.lr, k, sampler, selected, score, trial))
+    return Evidence(found)
+
+
+def from_paper() -> Evidence:
+    """The paper's printed N@20; it says what it selected by, and prints no other value."""
+    found = []
+    for number in NUMBERS:
+        if number.metric == METRIC:
+            rate, k, sampler = (number.setting.get(name) for name in ("lr", "num_negatives", "sampler"))
+            if number.loss in SAMPLED:
+                k, sampler = k or 100, sampler or "uniform"
+            lr, negatives = None if rate is None else float(rate), None if k is None else int(k)
+            law = None if sampler is None else str(sampler)
+            place = number.data, number.backbone, number.loss
+            found.append(Point(*place, lr, negatives, law, number.value, number.value))
+    return Evidence(found)
+
+
+@lru_cache(maxsize=4096)
+def beats(first: Point, second: Point) -> bool | None:
+    """Whether the first is better: True, False if worse, None if that is open.
+
+    Our trials by a paired t-test over users on N@20, printed numbers by themselves.
+    """
+    if first.trial is None or second.trial is None:
+        return None if first.score == second.score else first.score > second.score
+    result = compare(first.trial, second.trial, metrics([first.trial])[0])
+    return result.difference > 0 if result is not None and result.significant else None
+
+
+def larger_rates(evidence: Evidence) -> Iterator[Case]:
+    """Finding 1."""
+    for place in evidence.places():
+        rates = {p.lr for p in evidence.points if p.place == place and p.lr is not None}
+        softmax = evidence.best(place, "softmax")
+        for loss in SPARSE:
+            other = evidence.best(place, loss)
+            if softmax is None or other is None or len(rates) < 2 or softmax.lr is None or other.lr is None:
+                continue
+            both_at_the_end = softmax.lr == other.lr == max(rates)
+            supports = None if both_at_the_end else softmax.lr > other.lr
+            why = f"best rate {softmax.lr:g} for softmax, {other.lr:g} for {loss}"
+            yield Case(_name(place, loss), supports, why + (": the end of the grid" if both_at_the_end else ""))
+
+
+def rankmax_on_top(evidence: Evidence) -> Iterator[Case]:
+    """Finding 2."""
+    for place in evidence.places():
+        rankmax, softmax = evidence.best(place, "rankmax"), evidence.best(place, "softmax")
+        others = [p for loss in evidence.losses(place) if loss != "rankmax" if (p := evidence.best(place, loss))]
+        if rankmax is None or softmax is None:
+            continue
+        above = [other.loss for other in others if beats(other, rankmax)]
+        supports = False if above else beats(rankmax, softmax)
+        yield Case(_name(place), supports, f"above it: {', '.join(above)}" if above else _versus(rankmax, softmax))
+
+
+def sampled_softmax_above_nce(evidence: Evidence) -> Iterator[Case]:
+    """Finding 3."""
+    nce = {_same(p): p for p in evidence.points if p.loss == "nce"}
+    for point in evidence.points:
+        other = nce.get(_same(point))
+        if point.loss == "sampled_softmax" and other is not None:
+            details = f"lr={point.lr:g}, " if point.lr is not None else ""
+            name = _name(point.place, f"{details}k={point.num_negatives}, {point.sampler}")
+            yield Case(name, beats(point, other), _versus(point, other))
+
+
+def _same(point: Point) -> tuple[object, ...]:
+    return (*point.place, point.lr, point.num_negatives, point.sampler)
+
+
+def sparse_falls_behind(evidence: Evidence) -> Iterator[Case]:
+    """Finding 4."""
+    for data, backbone in evidence.places():
+        if backbone not in COMPLEX:
+            continue
+        for loss in SPARSE:
+            simple = [evidence.best((data, SIMPLE), name) for name in (loss, "softmax")]
+            there = [evidence.best((data, backbone), name) for name in (loss, "softmax")]
+            if None in simple or None in there:
+                continue
+            (a, b), (c, d) = ([p for p in pair if p is not None] for pair in (simple, there))
+            on_simple, on_complex = a.score / b.score, c.score / d.score
+            below = beats(d, c)
+            supports = below and on_complex < on_simple if below is not None else None
+            yield Case(
+                _name((data, backbone), loss), supports, f"{on_simple:.0%} of softmax on mf, {on_complex:.0%} here"
+            )
+
+
+def non_sampling_approximations(evidence: Evidence) -> Iterator[Case]:
+    """Finding 5."""
+    for place in evidence.places():
+        softmax = evidence.best(place, "softmax")
+        tree, rg = evidence.best(place, "hierarchical_softmax"), evidence.best(place, "rg")
+        if softmax is not None and tree is not None:
+            yield Case(_name(place, "hierarchical_softmax below softmax"), beats(softmax, tree), _versus(tree, softmax))
+        if softmax is not None and rg is not None:
+            yield Case(_name(place, "rg not below softmax"), beats(softmax, rg) is not True, _versus(rg, softmax))
+
+
+def more_negatives(evidence: Evidence) -> Iterator[Case]:
+    """Finding 6."""
+    for (place, loss), line in _lines(evidence, "uniform").items():
+        if len(line) < 3:
+            continue
+        first, last = line[0], line[-1]
+        values = ", ".join(f"{p.score:.4f}" for p in line)
+        if loss == "nce":
+            change = abs(last.score - first.score) / max(last.score, 1e-12)
+            yield Case(_name(place, loss), change <= NEGLIGIBLE, f"changes by {change:.0%}: {values}")
+        else:
+            falls = any(beats(before, after) for before, after in pairwise(line))
+            rises = beats(last, first)
+            yield Case(_name(place, loss), False if falls or rises is False else rises, values)
+
+
+def _lines(evidence: Evidence, sampler: str) -> dict[tuple[tuple[str, str], str], list[Point]]:
+    """{(place, loss): the best point for each number of negatives, in their order}."""
+    best: dict[tuple[tuple[str, str], str], dict[int, Point]] = defaultdict(dict)
+    for point in evidence.points:
+        if point.sampler == sampler and point.num_negatives is not None:
+            line = best[point.place, point.loss]
+            if point.num_negatives not in line or point.selected > line[point.num_negatives].selected:
+                line[point.num_negatives] = point
+    return {key: [line[k] for k in sorted(line)] for key, line in best.items()}
+
+
+def better_proposals(evidence: Evidence) -> Iterator[Case]:
+    """Finding 7."""
+    uniform, dns = _lines(evidence, "uniform"), _lines(evidence, "dns")
+    for key, line in dns.items():
+        others = {point.num_negatives: point for point in uniform.get(key, [])}
+        for point in line:
+            other = others.get(point.num_negatives)
+            if other is not None:
+                why = f"{point.score:.4f} with dns, {other.score:.4f} with uniform"
+                yield Case(_name(key[0], f"{key[1]}, k={point.num_negatives}"), beats(point, other), why)
+
+
+def few_epochs(evidence: Evidence) -> Iterator[Case]:
+    """Finding 8."""
+    for place in evidence.places():
+        reference = _arrives(evidence.best(place, "softmax"), "epoch")
+        for loss in SPARSE:
+            mine = _arrives(evidence.best(place, loss), "epoch")
+            if reference is None or mine is None:
+                continue
+            supports = mine < reference if place[1] == SIMPLE else mine >= reference
+            yield Case(_name(place, loss), supports, f"epoch {mine:g}, softmax epoch {reference:g}")
+
+
+def _arrives(point: Point | None, column: str, goal: float | None = None) -> float | None:
+    if point is None or point.trial is None:
+        return None
+    return arrival(point.trial, metrics([point.trial])[0], column, goal)
+
+
+def overhead(evidence: Evidence) -> Iterator[Case]:
+    """Finding 9."""
+    faster: list[Case] = []
+    for place in evidence.places():
+        softmax = evidence.best(place, "softmax")
+        seconds = _seconds_per_epoch(softmax)
+        if softmax is None or softmax.trial is None or not seconds:
+            continue
+        for loss in SPARSE:
+            mine = _seconds_per_epoch(evidence.best(place, loss))
+            if mine is not None:
+                yield Case(_name(place, loss), mine > OVERHEAD * seconds, f"{mine / seconds:.2f} times softmax's epoch")
+        goal = COMPETITIVE * softmax.selected
+        own = _arrives(softmax, "seconds_train", goal)
+        times = [_arrives(evidence.best(place, loss), "seconds_train", goal) for loss in SAMPLED]
+        if own is not None and any(evidence.best(place, loss) for loss in SAMPLED):
+            quick = min((time for time in times if time is not None), default=None)
+            why = f"{COMPETITIVE:.0%} of softmax's best after {own:.1f} s with softmax, "
+            why += "never with sampling" if quick is None else f"{quick:.1f} s with sampling"
+            faster.append(Case(_name(place, "sampled"), quick is not None and quick < own, why))
+    if faster:  # "sometimes": one place is enough
+        supports = any(case.supports for case in faster)
+        yield Case("sampling is faster somewhere", supports, "; ".join(f"{c.name}: {c.why}" for c in faster))
+
+
+def _seconds_per_epoch(point: Point | None) -> float | None:
+    if point is None or point.trial is None:
+        return None
+    return point.trial.average(
+        lambda r: r.seconds["training"] / r.epochs if r.epochs and "training" in r.seconds else None
+    )
+
+
+def _name(place: tuple[str, str], more: str = "") -> str:
+    return ", ".join(filter(None, (*place, more)))
+
+
+def _versus(first: Point, second: Point) -> str:
+    return f"{first.loss} {first.score:.4f}, {second.loss} {second.score:.4f}"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One finding: what the paper claims, and the rule."""
+
+    number: int
+    claim: str
+    rule: str
+    cases: Callable[[Evidence], Iterator[Case]]
+
+
+TEST = f"paired t-test over users, p < {LEVEL}"
+
+FINDINGS = (
+    Finding(
+        1,
+        "Softmax supports larger learning rates than sparse alternatives.",
+        "For each data set and backbone: the learning rate that is best on validation is larger for softmax than for "
+        "sparsemax, and than for entmax. Open where both are best at the largest rate of the grid.",
+        larger_rates,
+    ),
+    Finding(
+        2,
+        "Rankmax achieves top performance: hard negatives matter.",
+        f"For each data set and backbone: rankmax is above softmax, and no loss is above rankmax (N@20, {TEST}).",
+        rankmax_on_top,
+    ),
+    Finding(
+        3,
+        "Sampled softmax consistently surpasses NCE.",
+        f"For each data set, backbone, learning rate, k and proposal: sampled softmax is above NCE (N@20, {TEST}).",
+        sampled_softmax_above_nce,
+    ),
+    Finding(
+        4,
+        "Sparse losses fall behind in complex architectures.",
+        f"For each data set and complex backbone: sparsemax and entmax are below softmax (N@20, {TEST}) and reach a "
+        "smaller share of softmax's N@20 than on MF.",
+        sparse_falls_behind,
+    ),
+    Finding(
+        5,
+        "Of the non-sampling approximations HSM is poor and RG is superior.",
+        f"For each data set and backbone: HSM is below softmax, and RG is not below softmax (N@20, {TEST}).",
+        non_sampling_approximations,
+    ),
+    Finding(
+        6,
+        "More negatives improve sampled softmax monotonically, and change NCE little.",
+        f"For each data set and backbone with three or more k, uniform proposal: sampled softmax's N@20 never falls "
+        f"from one k to the next and rises from the smallest to the largest ({TEST}); NCE's changes by at most "
+        f"{NEGLIGIBLE:.0%} from the smallest to the largest.",
+        more_negatives,
+    ),
+    Finding(
+        7,
+        "Proposals nearer to the model (DNS) improve sampled softmax and NCE.",
+        f"For each data set, backbone, loss and k: dns is above uniform (N@20, {TEST}).",
+        better_proposals,
+    ),
+    Finding(
+        8,
+        "Sparse losses converge in few epochs on MF, and lose this on complex backbones.",
+        f"For each data set: the epoch at which {NEAR:.0%} of the own best validation N@20 is reached is earlier than "
+        "softmax's on MF, and not earlier on other backbones.",
+        few_epochs,
+    ),
+    Finding(
+        9,
+        "Sparse losses cost much more per iteration; sampling sometimes trains faster.",
+        f"For each data set and backbone: training seconds per epoch are above {OVERHEAD} times softmax's for "
+        f"sparsemax and entmax; and somewhere a sampled loss reaches {COMPETITIVE:.0%} of softmax's best validation "
+        "N@20 in fewer training seconds than softmax.",
+        overhead,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A finding with the cases that our runs and the paper's tables give it."""
+
+    finding: Finding
+    cases: tuple[Case, ...]
+    printed: tuple[Case, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        """From our runs."""
+        return verdict(self.cases)
+
+    @property
+    def printed_verdict(self) -> Verdict:
+        """From the paper's own tables."""
+        return verdict(self.printed)
+
+
+def verdict(cases: Sequence[Case]) -> Verdict:
+    """The verdict that cases lead to.
+
+    >>> verdict([Case("a", True, ""), Case("b", None, "")]), verdict([Case("a", True, ""), Case("b", False, "")])
+    ('confirmed', 'contradicted')
+    """
+    opinions = [case.supports for case in cases]
+    if False in opinions:
+        return "contradicted"
+    return "confirmed" if True in opinions else "not enough runs"
+
+
+def judge(trials: Sequence[Trial]) -> list[Judgement]:
+    """Every finding, judged from our runs and from the paper's tables."""
+    ours, paper = from_trials(trials), from_paper()
+    return [Judgement(f, tuple(f.cases(ours)), tuple(f.cases(paper))) for f in FINDINGS]

@@ -1,0 +1,242 @@
+"""The report: one page that needs no network, and its tables and figures as files."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from manymax.study.files import whole
+from manymax.study.report import figures, tables
+from manymax.study.report.drawing import Figure, draw, interactive
+from manymax.study.report.findings import Judgement, judge
+from manymax.study.report.formats import FORMATS, Table
+from manymax.study.report.formats import figure as format_figure
+from manymax.study.report.runs import Study, Trial, read_study, trials
+
+PAGE = "report.html"
+IMAGES = ("png", "svg")
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page; `missing` says what is not there and what to do about it."""
+
+    id: str
+    title: str
+    text: str = ""
+    judgements: tuple[Judgement, ...] = ()
+    figures: tuple[Figure, ...] = ()
+    tables: tuple[Table, ...] = ()
+    missing: tuple[str, ...] = ()
+    folded: bool = False
+
+
+def report(folder: Path, out: Path | None = None, *, images: bool = True) -> Path:
+    """Read the runs below `folder` and write the page, the tables and the figures.
+
+    Args:
+        folder: of a study, or of one run.
+        out: where to write; `folder`/report if left out.
+        images: whether to write PNG and SVG too.
+
+    Returns:
+        The path of the page.
+    """
+    study = read_study(folder)
+    sections = [section for section in build(study) if section]
+    out = folder / "report" if out is None else out
+    out.mkdir(parents=True, exist_ok=True)
+    for table in (table for section in sections for table in section.tables if table.rows):
+        for suffix, write in FORMATS.items():
+            _write(out / "tables" / f"{table.name}.{suffix}", write(table))
+    if images:
+        for figure in (figure for section in sections for figure in section.figures):
+            _save_images(figure, out / "figures")
+    _write(out / PAGE, render(folder.resolve().name, study, sections))
+    return out / PAGE
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def _save_images(figure: Figure, folder: Path) -> None:
+    import matplotlib
+
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = draw(figure)
+    with matplotlib.rc_context({"svg.hashsalt": figure.name}):  # the same records give the same file
+        for suffix in IMAGES:
+            metadata = {"Date": None} if suffix == "svg" else None
+            with whole(folder / f"{figure.name}.{suffix}") as partial:
+                drawn.savefig(partial, format=suffix, dpi=120, metadata=metadata)
+
+
+def build(study: Study) -> list[Section]:
+    """The sections of the page from what the study holds."""
+    made = trials(study.done)
+    sections = [
+        _findings(made),
+        _results(made, study),
+        _significance(made),
+        _curves(made),
+        _sampling(made),
+        _growth(made),
+        *(section(made) for section in PROBES),
+        _cost(made),
+        _paper(made),
+        _data(made),
+        _gaps(study),
+        Section("runs", "All runs", tables=(tables.all_runs(study),), folded=True),
+    ]
+    return sections
+
+
+def _findings(made: Sequence[Trial]) -> Section:
+    text = (
+        "The paper's findings, each decided by a fixed rule from the runs of this study, and from the paper's tables."
+    )
+    return Section("findings", "Findings", text, judgements=tuple(judge(made)))
+
+
+def _results(made: Sequence[Trial], study: Study) -> Section:
+    found = tuple(tables.results(made, backbone) for backbone in dict.fromkeys(trial.backbone for trial in made))
+    missing = () if made else (f"No run has finished: {_count(study)}. There is nothing to compare yet.",)
+    return Section("results", "Results", tables=found, missing=missing)
+
+
+def _significance(made: Sequence[Trial]) -> Section:
+    table = tables.significance(made)
+    gap = "A test needs two methods on the same data and backbone, with the metrics of each user."
+    return Section("significance", "Significance", tables=_full(table), missing=() if table.rows else (gap,))
+
+
+def _curves(made: Sequence[Trial]) -> Section:
+    drawn = (
+        figures.curves(made, "epoch", "epoch"),
+        figures.curves(made, "seconds_train", "training seconds"),
+    )
+    gap = "No run has recorded a curve."
+    return Section("curves", "Curves", figures=_drawn(drawn), missing=() if drawn[0].panels else (gap,))
+
+
+def _sampling(made: Sequence[Trial]) -> Section:
+    sweeps: list[tuple[str, dict[str, Any], str]] = [
+        ("num_negatives", {"sampler": "uniform"}, "Numbers of negatives, uniform proposal"),
+        ("sampler", {}, "Proposals"),
+    ]
+    found = [tables.sweep(made, *each) for each in sweeps]
+    drawn = [figures.sweep(made, *each) for each in sweeps]
+    gap = "No study of negatives: run sampled_softmax or nce with several `num_negatives` or `sampler`."
+    kept = tuple(table for table in found if table is not None)
+    return Section("sampling", "Negatives", figures=_drawn(drawn), tables=kept, missing=() if kept else (gap,))
+
+
+def _growth(made: Sequence[Trial]) -> Section:
+    figure = figures.growth(made)
+    gap = "The regret against the Bayes ranking needs runs on `planted` data of several sizes."
+    return Section("growth", "Bayes ranking", figures=_drawn([figure]), missing=() if figure.panels else (gap,))
+
+
+def _cost(made: Sequence[Trial]) -> Section:
+    return Section("cost", "Cost", figures=_drawn([figures.trade_off(made)]), tables=_full(tables.cost(made)))
+
+
+def _paper(made: Sequence[Trial]) -> Section:
+    table = tables.against_the_paper(made)
+    gap = "No run has the data, backbone, loss and settings of a printed number (ml-1m, gowalla, electronics)."
+    return Section("paper", "The paper", tables=_full(table), missing=() if table.rows else (gap,))
+
+
+def _data(made: Sequence[Trial]) -> Section:
+    return Section("data", "Data", tables=(*_full(tables.data_sets(made)), *tables.cards(made)))
+
+
+def _gaps(study: Study) -> Section:
+    gaps = [*study.unreadable]
+    if study.unfinished:
+        names = ", ".join(path.name for path in study.unfinished[:5]) + (", ..." if len(study.unfinished) > 5 else "")
+        gaps.append(f"{len(study.unfinished)} runs are under way or were interrupted ({names}); start the study again.")
+    text = "" if gaps or study.failed else "Every run has finished."
+    return Section("gaps", "What is missing", text, tables=_full(tables.not_done(study)), missing=tuple(gaps))
+
+
+PROBES: tuple[Callable[[Sequence[Trial]], Section], ...] = ()
+
+
+def _full(*found: Table) -> tuple[Table, ...]:
+    return tuple(table for table in found if table.rows)
+
+
+def _drawn(found: Iterable[Figure]) -> tuple[Figure, ...]:
+    return tuple(figure for figure in found if figure.panels)
+
+
+def _count(study: Study) -> str:
+    counts: Counter[str] = Counter(run.record.status for run in study.runs)
+    counts["under way"] += len(study.unfinished)
+    return ", ".join(f"{count} {status}" for status, count in counts.items() if count) or "no runs"
+
+
+def render(title: str, study: Study, sections: Sequence[Section]) -> str:
+    """The page as text; whatever comes from data or settings is escaped."""
+    environment = Environment(
+        loader=PackageLoader("manymax.study.report", "."), autoescape=True, undefined=StrictUndefined
+    )
+    panels = {
+        f"{figure.name}-{index}": interactive(panel)
+        for section in sections
+        for figure in section.figures
+        for index, panel in enumerate(figure.panels)
+    }
+    return environment.get_template("page.html").render(
+        title=title,
+        subtitle=f"Runs: {_count(study)}.",
+        facts=_facts(study),
+        sections=sections,
+        origin=_origin(study),
+        figure=format_figure,
+        charts=_script(panels),
+        plotly=Markup(_plotly().replace("</script", "<\\/script")),
+    )
+
+
+def _plotly() -> str:
+    """plotly.js, as the Python package carries it; its Python part is not needed."""
+    return (resources.files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
+
+
+def _script(content: Any) -> Markup:
+    """JSON that may stand inside of a script: names from data cannot close it."""
+    text = json.dumps(content, allow_nan=False)
+    for sign in "<>&\u2028\u2029":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return Markup(text)
+
+
+def _facts(study: Study) -> list[tuple[str, str]]:
+    done = study.done
+    hours = sum(sum(run.record.seconds.values()) for run in study.runs) / 3600
+    counted = [("losses", "loss"), ("backbones", "backbone"), ("data sets", "data"), ("seeds", "seed")]
+    return [
+        (str(len(done)), "finished runs"),
+        *((str(len({run.settings[key] for run in done})), name) for name, key in counted),
+        (f"{hours:.1f} h" if hours >= 1 else f"{60 * hours:.1f} min", "of running"),
+    ]
+
+
+def _origin(study: Study) -> str:
+    """Versions and machines of the runs."""
+    versions = {", ".join(f"{k} {v}" for k, v in run.record.versions.items()) for run in study.runs}
+    machines = {", ".join(f"{k}: {v}" for k, v in run.record.machine.items()) for run in study.runs}
+    return "Versions: " + "; ".join(sorted(versions)) + ". Machines: " + "; ".join(sorted(machines)) + "."

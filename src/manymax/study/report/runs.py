@@ -1,0 +1,262 @@
+"""Runs as the report sees them: read from their folders, and those that differ in the seed alone taken together."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path, PurePath
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+
+from manymax.errors import ArgumentError, ManymaxError
+from manymax.losses import FAMILY
+from manymax.study.records import EPOCHS, RECORD, SETTINGS, USERS, Record, read_record, read_table
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+DATA_SETTINGS = ("columns", "preset", "min_rating", "k_core", "split")
+LOWER_IS_BETTER = ("regret", "error")
+FIRST = ("ndcg", "precision", "recall", "regret")  # the metrics of the tables, in the paper's order
+CUTOFF = 20  # the paper's
+CHECKED = "ndcg@20"
+BESIDE = ("bpr", "bce")  # not of the family
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One run: what its `record.json` says, and the tables beside it, read when asked for."""
+
+    folder: Path
+    record: Record
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The settings of the run by name."""
+        return self.record.settings
+
+    @cached_property
+    def epochs(self) -> dict[str, Array]:
+        """{column: values}, one value an evaluated epoch; empty where no curve was written."""
+        columns = _columns(self.folder / EPOCHS)
+        evaluated = np.ones(len(next(iter(columns.values()), ())), dtype=bool)
+        for name, values in columns.items():
+            if "@" in name:  # epochs between two evaluations have no metrics
+                evaluated &= np.isfinite(values)
+        return {name: values[evaluated] for name, values in columns.items()}
+
+    def users(self, metric: str) -> tuple[Array, Array] | None:
+        """The ids and test metrics of the users with test items; None where nothing was written of them."""
+        return _users(self.folder / USERS, metric)
+
+
+def _columns(path: Path, names: Sequence[str] | None = None) -> dict[str, Array]:
+    if not path.is_file():
+        return {}
+    table = read_table(path)
+    return {name: table[name].to_numpy() for name in names or table.column_names if name in table.column_names}
+
+
+@lru_cache(maxsize=64)  # a run is compared with many others
+def _users(path: Path, metric: str) -> tuple[Array, Array] | None:
+    columns = _columns(path, ("user", metric))
+    return (columns["user"], columns[metric]) if len(columns) == 2 else None
+
+
+@dataclass(frozen=True)
+class Study:
+    """All runs below a folder: those with a record, those under way, and what cannot be read, with the reason."""
+
+    runs: tuple[Run, ...]
+    unfinished: tuple[Path, ...] = ()
+    unreadable: tuple[str, ...] = ()
+
+    @property
+    def done(self) -> list[Run]:
+        """Those that ended well."""
+        return [run for run in self.runs if run.record.status == "done"]
+
+    @property
+    def failed(self) -> list[Run]:
+        """Those that did not."""
+        return [run for run in self.runs if run.record.status != "done"]
+
+
+def read_study(folder: Path) -> Study:
+    """Read every run below `folder`, or the one run that it is."""
+    if not folder.is_dir():
+        raise ArgumentError(
+            f"`folder` must be a folder with runs, made by `manymax study` or `train`; got {str(folder)!r}."
+        )
+    found = sorted({path.parent for name in (RECORD, SETTINGS) for path in folder.rglob(name)})
+    runs, unfinished, unreadable = [], [], []
+    for place in found:
+        if not (place / RECORD).exists():
+            unfinished.append(place)
+            continue
+        try:
+            run = Run(place, read_record(place))
+            _ = run.epochs, run.users(CHECKED)  # what cannot be read is known from the beginning
+            runs.append(run)
+        except ManymaxError as error:
+            unreadable.append(str(error))
+    if not found:
+        raise ArgumentError(
+            f"`folder` must hold runs, made by `manymax study` or `train`; there are none in {str(folder)!r}."
+        )
+    return Study(tuple(runs), tuple(unfinished), tuple(unreadable))
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """Finished runs that differ in the seed alone.
+
+    `data` names the set, with the filters that vary in the study; `label` the loss, with its settings that vary.
+    """
+
+    data: str
+    backbone: str
+    loss: str
+    label: str
+    lr: float | None
+    runs: tuple[Run, ...]
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The settings of its runs; the seed is that of the first."""
+        return self.runs[0].settings
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Where it may be compared with others: the data and the backbone."""
+        return self.data, self.backbone
+
+    def values(self, metric: str, part: str = "test") -> list[float]:
+        """The metric of each run that has it."""
+        found = (getattr(run.record, part).get(metric) for run in self.runs)
+        return [value for value in found if value is not None]
+
+    def mean(self, metric: str, part: str = "test") -> float | None:
+        """The mean over seeds, None where no run has the metric."""
+        return fmean(values) if (values := self.values(metric, part)) else None
+
+    def spread(self, metric: str, part: str = "test") -> float | None:
+        """The standard deviation over seeds, None below two."""
+        return stdev(values) if len(values := self.values(metric, part)) > 1 else None
+
+    def average(self, figure: Callable[[Record], float | None]) -> float | None:
+        """The mean over seeds of a figure of the record, None where no run has it."""
+        values = [value for run in self.runs if (value := figure(run.record)) is not None]
+        return fmean(values) if values else None
+
+    @cached_property
+    def curve(self) -> dict[str, Array]:
+        """The means over seeds of the epochs that all of them have reached; empty where a run has no curve."""
+        curves = [run.epochs for run in self.runs if run.epochs]
+        length = min((len(curve["epoch"]) for curve in curves), default=0)
+        names = [name for name in (curves[0] if curves else ()) if all(name in curve for curve in curves)]
+        return {name: np.mean([curve[name][:length] for curve in curves], axis=0) for name in names} if length else {}
+
+
+def order(loss: str) -> int:
+    """Where a loss stands: members as in `FAMILY`, then what they are compared with."""
+    names = [*FAMILY, *BESIDE]
+    return names.index(loss) if loss in names else len(names)
+
+
+def trials(finished: Sequence[Run]) -> list[Trial]:
+    """Runs grouped by all but the seed, in the order of data, backbone, `FAMILY`, label and learning rate."""
+    names = _data_names(finished)
+    groups: dict[str, list[Run]] = defaultdict(list)
+    for run in finished:
+        groups[repr(sorted((key, value) for key, value in run.settings.items() if key != "seed"))].append(run)
+    varying = _varying(group[0].settings for group in groups.values())
+    made = [_trial(group, names, varying) for group in groups.values()]
+    return sorted(made, key=lambda t: (t.data, t.backbone, order(t.loss), natural(t.label), -(t.lr or 0)))
+
+
+def _trial(group: list[Run], names: Mapping[str, str], varying: Sequence[str]) -> Trial:
+    settings = group[0].settings
+    by_gradient = settings.get("solver", "gradient") == "gradient"
+    details = [f"{key}={settings[key]}" for key in varying if settings.get(key) is not None]
+    loss = settings["loss"]
+    return Trial(
+        data=names[_data_key(settings)],
+        backbone=settings["backbone"],
+        loss=loss,
+        label=f"{loss} ({', '.join(details)})" if details else loss,
+        lr=settings["lr"] if by_gradient else None,
+        runs=tuple(sorted(group, key=lambda run: run.settings["seed"])),
+    )
+
+
+def _varying(settings: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Settings with several values for the same data, backbone and loss, besides those with a place of their own."""
+    own = {"data", "backbone", "loss", "lr", "seed", *DATA_SETTINGS}
+    seen: dict[tuple[str, ...], set[str]] = defaultdict(set)
+    keys: dict[str, None] = {}
+    for each in settings:
+        for key, value in each.items():
+            keys[key] = None
+            seen[key, _data_key(each), each["backbone"], each["loss"]].add(repr(value))
+    several = {key for (key, *_), values in seen.items() if len(values) > 1}
+    return [key for key in keys if key in several - own]
+
+
+def _data_key(settings: Mapping[str, Any]) -> str:
+    return repr([settings["data"], *(settings.get(key) for key in DATA_SETTINGS)])
+
+
+def _data_names(runs: Iterable[Run]) -> dict[str, str]:
+    """Short names of data sets: a file's stem where that tells them apart, with filters where they vary."""
+    sets = {_data_key(run.settings): run.settings for run in runs}
+    stems = {settings["data"]: PurePath(settings["data"]).stem for settings in sets.values()}
+    unique = {data: stem if list(stems.values()).count(stem) == 1 else data for data, stem in stems.items()}
+    names = {}
+    for key, settings in sets.items():
+        same = [other for other in sets.values() if other["data"] == settings["data"]]
+        filters = [k for k in DATA_SETTINGS if len({repr(other.get(k)) for other in same}) > 1]
+        details = [f"{k}={settings.get(k)}" for k in filters]
+        names[key] = unique[settings["data"]] + (f" ({', '.join(details)})" if details else "")
+    return names
+
+
+def natural(text: str) -> list[tuple[int, float, str]]:
+    """A key that sorts k=5 before k=10."""
+    parts = text.replace("=", " ").replace(",", " ").replace(")", " ").split()
+    return [(0, float(part), "") if _is_number(part) else (1, 0.0, part) for part in parts]
+
+
+def _is_number(text: str) -> bool:
+    return text.replace(".", "", 1).replace("e-", "", 1).isdigit()
+
+
+def metrics(some: Iterable[Trial]) -> list[str]:
+    """The metrics of the tables that the trials have, at the paper's cutoff or else their largest."""
+    present = {name for trial in some for run in trial.runs for name in run.record.test}
+    cutoffs = {int(name.rpartition("@")[2]) for name in present if "@" in name}
+    cutoff = CUTOFF if CUTOFF in cutoffs or not cutoffs else max(cutoffs)
+    return [name for first in FIRST if (name := f"{first}@{cutoff}") in present]
+
+
+def lower_is_better(metric: str) -> bool:
+    """Regret and error are."""
+    return metric.startswith(LOWER_IS_BETTER)
+
+
+def chosen(some: Iterable[Trial], metric: str) -> list[Trial]:
+    """For each data set, backbone and label the learning rate that is best on the validation part."""
+    best: dict[tuple[str, str, str], Trial] = {}
+    for trial in some:
+        key = (*trial.place, trial.label)
+        if key not in best or _valid(trial, metric) > _valid(best[key], metric):
+            best[key] = trial
+    return list(best.values())
+
+
+def _valid(trial: Trial, metric: str) -> float:
+    value = trial.mean(metric, "valid")
+    return float("-inf") if value is None else value

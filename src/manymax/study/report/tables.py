@@ -1,0 +1,340 @@
+"""The tables of the report."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import Any, Literal
+
+from manymax.study.report.formats import Cell, Table
+from manymax.study.report.paper import printed
+from manymax.study.report.runs import Run, Study, Trial, chosen, lower_is_better, metrics, natural, order
+from manymax.study.report.significance import LEVEL, compare, holm
+
+EMPTY = Cell(text="")
+POPULARITY = "popularity"
+SHORT = {"ndcg": "N", "precision": "P", "recall": "R"}
+MARKS = "Bold: the best of a method over its learning rates. Blue: the best of a data set. "
+NEAR = 0.95  # of the best validation value: when a run counts as having arrived
+
+
+def short(metric: str) -> str:
+    """A metric as the paper writes it.
+
+    >>> short("ndcg@20"), short("regret@20")
+    ('N@20', 'regret@20')
+    """
+    name, _, cutoff = metric.partition("@")
+    return f"{SHORT.get(name, name)}@{cutoff}"
+
+
+def rate(lr: float | None) -> str:
+    """A learning rate as a heading."""
+    return "no lr" if lr is None else f"lr={lr:g}"
+
+
+def better(metric: str, first: float, second: float) -> bool:
+    """Whether the first value is strictly better."""
+    return first < second if lower_is_better(metric) else first > second
+
+
+def results(trials: Sequence[Trial], backbone: str) -> Table:
+    """The paper's layout for one backbone: a row a method and metric, a column a data set and learning rate."""
+    here = [trial for trial in trials if trial.backbone == backbone]
+    names, rates, labels = metrics(here), _rates(here), _labels(here)
+    blocks = {(data, metric): _block(here, data, rates[data], labels, metric) for data in rates for metric in names}
+    rows = [
+        ((label, short(metric)), tuple(cell for data in rates for cell in blocks[data, metric][label]))
+        for label in [*labels, POPULARITY]
+        for metric in names
+    ]
+    return Table(
+        name=f"results_{backbone}",
+        title=f"Results on the test part: {backbone}",
+        heads=("loss", "metric"),
+        columns=tuple((data, rate(lr)) for data in rates for lr in rates[data]),
+        rows=tuple(rows),
+        note=f"{_seeds(here)}{MARKS}Small or in brackets: what the paper prints.",
+    )
+
+
+def _seeds(trials: Iterable[Trial]) -> str:
+    counts = sorted({len(trial.runs) for trial in trials})
+    if max(counts, default=1) == 1:
+        return "One seed. "
+    return f"Mean ± standard deviation over {' to '.join(dict.fromkeys(map(str, (counts[0], counts[-1]))))} seeds. "
+
+
+def _block(
+    trials: Sequence[Trial], data: str, rates: Sequence[float | None], labels: Sequence[str], metric: str
+) -> dict[str, list[Cell]]:
+    """{label: cells} of one data set and metric, with the best of all marked; popularity stands outside."""
+    lines = {label: _cells(trials, data, rates, label, metric) for label in labels}
+    flat = iter(_marked([cell for cells in lines.values() for cell in cells], metric, "overall"))
+    block = {label: [next(flat) for _ in cells] for label, cells in lines.items()}
+    return block | {POPULARITY: [_popularity(trials, data, metric, len(rates))]}
+
+
+def _rates(trials: Iterable[Trial]) -> dict[str, list[float | None]]:
+    """The learning rates of each data set, largest first; a set without any has the one column None."""
+    found: dict[str, set[float]] = defaultdict(set)
+    for trial in trials:
+        found[trial.data] |= {trial.lr} if trial.lr is not None else set()
+    return {data: [*sorted(rates, reverse=True)] or [None] for data, rates in found.items()}
+
+
+def _labels(trials: Iterable[Trial]) -> list[str]:
+    labels = {trial.label: trial.loss for trial in trials}
+    return sorted(labels, key=lambda label: (order(labels[label]), natural(label)))
+
+
+def _cells(trials: Sequence[Trial], data: str, rates: Sequence[float | None], label: str, metric: str) -> list[Cell]:
+    mine = {trial.lr: trial for trial in trials if (trial.data, trial.label) == (data, label)}
+    if None in mine:  # solved without a learning rate: one number for all of them
+        return [replace(_cell(mine[None], metric), span=len(rates))]
+    cells = [_cell(mine[lr], metric) if lr in mine else EMPTY for lr in rates]
+    return _marked(cells, metric, "best") if len(mine) > 1 else cells
+
+
+def _cell(trial: Trial, metric: str) -> Cell:
+    number = printed(trial, metric)
+    return replace(_bare(trial, metric), paper=None if number is None else number.value)
+
+
+def _marked(cells: Sequence[Cell], metric: str, mark: Literal["best", "overall"]) -> list[Cell]:
+    """The cells with those of the best value marked."""
+    values = [cell.value for cell in cells if cell.value is not None]
+    best = (min if lower_is_better(metric) else max)(values, default=None)
+    marks: dict[str, Any] = {mark: True}
+    return [replace(cell, **marks) if best is not None and cell.value == best else cell for cell in cells]
+
+
+def _popularity(trials: Sequence[Trial], data: str, metric: str, span: int) -> Cell:
+    runs = {run.settings["seed"]: run for trial in trials if trial.data == data for run in trial.runs}
+    values = [value for run in runs.values() if (value := run.record.popularity.get(metric)) is not None]
+    return Cell(fmean(values) if values else None, text="-", span=span)
+
+
+def sweep(trials: Sequence[Trial], setting: str, fixed: Mapping[str, Any], title: str) -> Table | None:
+    """One sampled method's metrics over the values of `setting`, the others as `fixed`; None where nothing varies.
+
+    The paper's layout: a row a data set, backbone and loss, a column a metric and value.
+    """
+    swept = points(trials, setting, fixed)
+    values = sorted({value for line in swept.values() for value in line}, key=_sortable)
+    names = [name for name in metrics(trials) if not lower_is_better(name)]
+    if len(values) < 2:
+        return None
+    rows = []
+    for heads, line in swept.items():
+        cells = []
+        for metric in names:
+            row = [_cell(line[value], metric) if value in line else EMPTY for value in values]
+            cells += _marked(row, metric, "best")
+        rows.append((heads, tuple(cells)))
+    return Table(
+        name=f"sweep_{setting}",
+        title=title,
+        heads=("data", "backbone", "loss"),
+        columns=tuple((short(metric), f"{setting}={value}") for metric in names for value in values),
+        rows=tuple(rows),
+        note="Each at the learning rate that is best on the validation part. Bold: the best of a row.",
+    )
+
+
+def points(
+    trials: Sequence[Trial], setting: str, fixed: Mapping[str, Any]
+) -> dict[tuple[str, str, str], dict[Any, Trial]]:
+    """{(data, backbone, loss): {value of the setting: its trial at the best learning rate}}, two values at least."""
+    names = metrics(trials)
+    lines: dict[tuple[str, str, str], dict[Any, Trial]] = defaultdict(dict)
+    for trial in chosen(trials, names[0]) if names else []:
+        settings = trial.settings
+        if trial.loss in ("sampled_softmax", "nce") and all(settings.get(k) == v for k, v in fixed.items()):
+            lines[trial.data, trial.backbone, _without(trial, setting)].setdefault(settings.get(setting), trial)
+    return {place: line for place, line in lines.items() if len(line) > 1}
+
+
+def _without(trial: Trial, setting: str) -> str:
+    """The label of a trial without the part that names this setting."""
+    head, _, details = trial.label.partition(" (")
+    rest = [part for part in details.removesuffix(")").split(", ") if part and not part.startswith(f"{setting}=")]
+    return f"{head} ({', '.join(rest)})" if rest else head
+
+
+def _sortable(value: Any) -> tuple[bool, Any]:
+    return isinstance(value, str), value
+
+
+def against_the_paper(trials: Sequence[Trial]) -> Table:
+    """Every number of ours that the paper has a number for, side by side."""
+    rows = []
+    for trial in trials:
+        for metric in metrics([trial]):
+            number, ours = printed(trial, metric), trial.mean(metric)
+            if number is None or ours is None:
+                continue
+            heads = (trial.data, trial.backbone, trial.label, rate(trial.lr), short(metric), number.table)
+            difference = Cell(100 * (ours / number.value - 1), digits=1)
+            state = Cell(text="; ".join(filter(None, (number.status, number.note))))
+            rows.append((heads, (_bare(trial, metric), Cell(number.value), difference, state)))
+    return Table(
+        name="paper",
+        title="The paper's numbers beside ours",
+        heads=("data", "backbone", "loss", "rate", "metric", "table"),
+        columns=(("ours",), ("paper",), ("difference, %",), ("status",)),
+        rows=tuple(rows),
+    )
+
+
+def _bare(trial: Trial, metric: str) -> Cell:
+    return Cell(trial.mean(metric), trial.spread(metric), text="-")
+
+
+def significance(trials: Sequence[Trial]) -> Table:
+    """The best method of each data set and backbone against every other one, paired over users."""
+    names = metrics(trials)
+    rows = []
+    for place in sorted({trial.place for trial in trials}):
+        here = (
+            [t for t in chosen(trials, names[0]) if t.place == place and t.mean(names[0]) is not None] if names else []
+        )
+        ranked = sorted(here, key=lambda t: -(t.mean(names[0]) or 0))
+        found = [(other, compare(ranked[0], other, names[0])) for other in ranked[1:]]
+        paired = [(other, result) for other, result in found if result is not None]
+        adjusted = holm([result.t for _, result in paired])
+        for (other, result), p in zip(paired, adjusted, strict=True):
+            heads = (*place, ranked[0].label, other.label)
+            cells = (
+                Cell(result.difference, digits=5),
+                Cell(float(result.users), digits=0),
+                Cell(text=_p_value(result.t)),
+                Cell(text=_p_value(result.wilcoxon)),
+                Cell(text=_p_value(p), best=p < LEVEL),
+            )
+            rows.append((heads, cells))
+    return Table(
+        name="significance",
+        title=f"Is the best one better? {short(names[0]) if names else ''}, paired over users",
+        heads=("data", "backbone", "best", "other"),
+        columns=(("difference",), ("users",), ("p, t-test",), ("p, Wilcoxon",), ("p, t-test, Holm",)),
+        rows=tuple(rows),
+        note=f"Differences of a user are averaged over seeds first. Bold: below {LEVEL} after Holm's correction.",
+    )
+
+
+def _p_value(p: float) -> str:
+    return "< 1e-6" if p < 1e-6 else f"{p:.2g}"
+
+
+def cost(trials: Sequence[Trial]) -> Table:
+    """What a trial costs in time and memory."""
+    names = metrics(trials)
+    rows = []
+    for trial in chosen(trials, names[0]) if names else []:
+        epochs = trial.average(lambda r: float(r.epochs)) or 0
+        training = trial.average(lambda r: r.seconds.get("training"))
+        evaluation = trial.average(lambda r: r.seconds.get("evaluation"))
+        total = trial.average(lambda r: sum(r.seconds.values()))
+        heads = (trial.data, trial.backbone, trial.label, rate(trial.lr))
+        cells = (
+            Cell(epochs, digits=1),
+            Cell(trial.average(lambda r: float(r.best_epoch)), digits=1, text="-"),
+            Cell(training / epochs if training is not None and epochs else None, digits=3, text="-"),
+            Cell(evaluation / epochs if evaluation is not None and epochs else None, digits=3, text="-"),
+            Cell(arrival(trial, names[0], "seconds_train"), digits=1, text="-"),
+            Cell(total, digits=1, text="-"),
+            Cell(trial.average(lambda r: r.peak_memory_mb), digits=0, text="-"),
+        )
+        rows.append((heads, cells))
+    return Table(
+        name="cost",
+        title="Cost",
+        heads=("data", "backbone", "loss", "rate"),
+        columns=(
+            ("epochs",),
+            ("best epoch",),
+            ("training s / epoch",),
+            ("evaluation s / epoch",),
+            (f"training s to {NEAR:.0%} of own best",),
+            ("total s",),
+            ("peak memory MB",),
+        ),
+        rows=tuple(rows),
+        note="Peak memory is that of the process. Runs that shared the machine with others are slower than alone.",
+    )
+
+
+def arrival(trial: Trial, metric: str, column: str, goal: float | None = None) -> float | None:
+    """When the curve first reaches the goal (else 95 % of its own best), in the unit of `column`; None if never."""
+    curve = trial.curve
+    if metric not in curve or column not in curve:
+        return None
+    goal = NEAR * float(curve[metric].max()) if goal is None else goal
+    reached = curve[metric] >= goal
+    return float(curve[column][reached.argmax()]) if reached.any() else None
+
+
+def data_sets(trials: Sequence[Trial]) -> Table:
+    """How large each data set is after its filters."""
+    rows = []
+    sizes = ("users", "items", "train", "valid", "test")
+    for data, trial in {trial.data: trial for trial in reversed(trials)}.items():
+        have = trial.runs[0].record.sizes
+        rows.append(((data,), tuple(Cell(text=f"{have[name]:,}" if name in have else "-") for name in sizes)))
+    return Table("data", "Data sets", ("data",), tuple((name,) for name in sizes), tuple(reversed(rows)))
+
+
+def not_done(study: Study) -> Table:
+    """Runs that failed, diverged or were stopped, with the reason."""
+    rows = [((*_identity(run), run.folder.name), (_reason(run),)) for run in study.failed]
+    return Table(
+        name="not_done",
+        title="Runs without a result",
+        heads=("data", "backbone", "loss", "rate", "seed", "status", "run"),
+        columns=(("reason",),),
+        rows=tuple(rows),
+    )
+
+
+def _reason(run: Run) -> Cell:
+    return Cell(text=run.record.reason or "no reason was recorded")
+
+
+def _identity(run: Run) -> tuple[str, ...]:
+    s = run.settings
+    return str(s["data"]), s["backbone"], s["loss"], rate(s.get("lr")), str(s["seed"]), run.record.status
+
+
+def all_runs(study: Study) -> Table:
+    """Every run with every test metric."""
+    names = sorted({name for run in study.runs for name in run.record.test}, key=natural)
+    rows = [
+        ((*_identity(run), run.folder.name), tuple(Cell(run.record.test.get(name), text="-") for name in names))
+        for run in study.runs
+    ]
+    heads = ("data", "backbone", "loss", "rate", "seed", "status", "run")
+    return Table("runs", "All runs", heads, tuple((short(name),) for name in names), tuple(rows))
+
+
+def cards(trials: Sequence[Trial]) -> list[Table]:
+    """The data card of each set: its steps, and what each left."""
+    made: list[Table] = []
+    for data, trial in {trial.data: trial for trial in reversed(trials)}.items():
+        card = trial.runs[0].record.card
+        names = list(dict.fromkeys(name for step in card for name in step if name != "step"))
+        rows = [((str(step.get("step", "")),), tuple(_card_cell(step.get(name)) for name in names)) for step in card]
+        made.append(
+            Table(f"card_{len(made)}", f"Data card: {data}", ("step",), tuple((n,) for n in names), tuple(rows))
+        )
+    return [table for table in reversed(made) if table.rows]
+
+
+def _card_cell(value: Any) -> Cell:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return Cell(text=f"{value:,}")
+    if isinstance(value, float):
+        return Cell(text=f"{value:.6g}")
+    return Cell(text="" if value is None else str(value))
