@@ -83,11 +83,10 @@ def snapshot(model: nn.Module) -> Tensors:
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> Tensors:
     """The optimiser's state by the names of the parameters: "moment/parameter"."""
-    names = {parameter: name for name, parameter in model.named_parameters()}
     return {
-        f"{kind}/{names[parameter]}": value
-        for parameter, state in optimizer.state.items()
-        for kind, value in state.items()
+        f"{kind}/{name}": value
+        for name, parameter in model.named_parameters()
+        for kind, value in optimizer.state.get(parameter, {}).items()
     }
 
 

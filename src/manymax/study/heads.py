@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import manymax.heads
+from manymax.heads import LinearHead
 from manymax.losses import FAMILY
 from manymax.losses.hierarchical_softmax import HierarchicalSoftmaxLoss
 from manymax.ops.tree import HuffmanTree
@@ -34,19 +35,12 @@ def build_head(config: RunConfig, split: Split) -> nn.Module:
     Its draws come from `head.generator`, which a training loop seeds anew for each step.
     """
     if config.loss in REFERENCES:
-        return REFERENCES[config.loss].module(
-            None, split.num_items, multilabel=config.multilabel, **_drawing(config, split)
-        )
-    member, options = FAMILY[config.loss], {"multilabel": config.multilabel}
+        return REFERENCES[config.loss].module(None, split.num_items, **_drawing(config, split))
+    member = FAMILY[config.loss]
     if member.kind == "tree":
         return _tree(config, split)
-    if member.kind == "sampled":
-        options |= _drawing(config, split)
-    else:
-        options |= {"options": {"matmul": "bf16" if config.bf16 else "float32"}}
-    if member.smoothing and member.kind != "sampled":
-        options |= {"label_smoothing": config.label_smoothing}
-    head = getattr(manymax.heads, f"Linear{member.module.__name__}")
+    options = _drawing(config, split) if member.kind == "sampled" else _exact(config)
+    head: type[LinearHead] = getattr(manymax.heads, f"Linear{member.module.__name__}")
     return head(None, split.num_items, **options, **_given(config, OF_LOSS))
 
 
@@ -62,9 +56,19 @@ def _tree(config: RunConfig, split: Split) -> HierarchicalSoftmaxLoss:
     return head
 
 
+def _exact(config: RunConfig) -> dict[str, Any]:
+    """What heads that see all scores, or their moments, have in common."""
+    return {
+        "multilabel": config.multilabel,
+        "label_smoothing": config.label_smoothing,
+        "options": {"matmul": "bf16" if config.bf16 else "float32"},
+    }
+
+
 def _drawing(config: RunConfig, split: Split) -> dict[str, Any]:
     """What heads that draw negatives have in common."""
     return {
+        "multilabel": config.multilabel,
         "sampler": build_sampler(config, split),
         "num_negatives": config.num_negatives or None,
         "shared": config.shared,

@@ -34,6 +34,7 @@ from manymax.study.files import read_json, whole, write_json
 SETTINGS, RECORD, CHECKPOINT, MODEL = "settings.json", "record.json", "checkpoint.safetensors", "model.safetensors"
 EPOCHS, USERS, ITEMS, PEOPLE = "epochs.parquet", "users.parquet", "items.parquet", "people.parquet"
 
+Status = Literal["done", "diverged", "stopped", "failed"]
 Metrics = dict[str, float | None]
 Ids = np.ndarray[Any, Any]
 
@@ -53,7 +54,7 @@ class Record(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    status: Literal["done", "diverged", "stopped", "failed"]
+    status: Status
     reason: str | None = None
     settings: dict[str, Any]
     hash: str
@@ -76,7 +77,7 @@ class Record(BaseModel):
         return self.status in ("done", "diverged")
 
 
-def new_record(config: RunConfig, status: str, **fields: Any) -> Record:
+def new_record(config: RunConfig, status: Status, **fields: Any) -> Record:
     """A record of this machine and these versions."""
     return Record(
         status=status,

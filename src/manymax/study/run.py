@@ -29,6 +29,7 @@ from manymax.study.records import (
     RECORD,
     SETTINGS,
     Record,
+    Status,
     new_record,
     read_record,
     read_vocabulary,
@@ -176,7 +177,8 @@ def _run(
         optimizer=optimizer,
     )
     course.standing.seconds.setdefault("preparing", seconds)
-    status, reason = "done", None
+    status: Status = "done"
+    reason = None
     progress.begin(config, folder, course.standing)
     try:
         with course.stoppable():
@@ -190,7 +192,7 @@ def _run(
         status, reason = "stopped", str(stopped)
     finally:
         progress.end()
-    outcome = {} if status == "stopped" else _test(course, folder, prepared)
+    outcome = {} if status == "stopped" else _test(course, model, folder, prepared)
     return _write(course, folder, prepared, status=status, reason=reason, **outcome)
 
 
@@ -198,15 +200,15 @@ def _evaluate(config: RunConfig, model: Model, prepared: Prepared, part: str) ->
     return evaluate(model.backbone, model.head, prepared.split, part, cutoffs=config.cutoffs, truth=prepared.truth)
 
 
-def _test(course: Course, folder: Path, prepared: Prepared) -> dict[str, Any]:
+def _test(course: Course, model: Model, folder: Path, prepared: Prepared) -> dict[str, Any]:
     """Test the best weights, save them and what is needed to serve them; the metrics for the record."""
     config, split, found = course.config, prepared.split, {}
     with course.timed("testing"):
         baseline = popularity(split, "test", cutoffs=config.cutoffs, truth=prepared.truth)
         found["popularity"] = _finite(baseline.mean)
         if course.best:
-            course.model.load_state_dict(course.best)
-            test = _evaluate(config, course.model.eval(), prepared, "test")
+            model.load_state_dict(course.best)
+            test = _evaluate(config, model, prepared, "test")
             found["test"] = _finite(test.mean)
             write_users(folder, prepared.interactions.user_ids[test.users.numpy()], test.per_user)
             write_tensors(folder / MODEL, course.best, {"hash": config.content_hash()})

@@ -63,13 +63,16 @@ class Served:
         vectors = self.model.backbone.vectors()
         exclude = None if seen else self.known.padded(users)
         items = vectors.items if self.model.takes_items else None
-        scores, numbers = self.model.head.topk(self.queries(users, vectors), top, linear_weight=items, exclude=exclude)
-        return scores, numbers
+        found: tuple[Tensor, Tensor] = self.model.head.topk(  # type: ignore[operator]
+            self.queries(users, vectors), top, linear_weight=items, exclude=exclude
+        )
+        return found
 
     def queries(self, users: Tensor, vectors: Vectors) -> Tensor:
         """(B, d) the vectors of users, given all that is known of them."""
-        history = self.known.padded(users, self.config.max_length)
-        return self.model.backbone.queries(Batch(users, history), vectors)
+        backbone = self.model.backbone
+        history = self.known.padded(users, backbone.max_length) if backbone.needs_history else None
+        return backbone.queries(Batch(users, history), vectors)
 
     @torch.no_grad()
     def vectors(self) -> tuple[Tensor, Tensor]:

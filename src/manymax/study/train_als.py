@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from manymax.als import RGFactorization
+from manymax.study.backbones.mf import MF
 from manymax.study.course import Course
 from manymax.study.data.interactions import Split
 from manymax.study.seeds import generator
@@ -19,6 +20,7 @@ def train_als(model: Model, split: Split, course: Course) -> None:
     loss of a sweep is the objective per interaction.
     """
     config, tables = course.config, model.backbone
+    assert isinstance(tables, MF)
     solver = RGFactorization(
         split.num_users,
         split.num_items,
