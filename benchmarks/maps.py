@@ -11,8 +11,10 @@ faster than bisection.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import entmax as package
@@ -80,6 +82,7 @@ def report(regime: str, group: str, times: dict[str, list[float]], peaks: dict[s
         "ratio_to_best": ours / median(times[best]),
         "times": times,
         "peak_mb": peaks,
+        "rounds": len(times["manymax"]),
     }
     memory = "" if None in peaks.values() else f"   peak {peaks['manymax']:6.0f} MB, default {peaks['default']:6.0f} MB"
     print(
@@ -88,6 +91,14 @@ def report(regime: str, group: str, times: dict[str, list[float]], peaks: dict[s
         flush=True,
     )
     return row
+
+
+def earlier(path: str, results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The lines of a record that were not measured anew: `--only` replaces its own groups and keeps the others."""
+    if not Path(path).exists():
+        return []
+    again = {(row["regime"], row["group"]) for row in results}
+    return [row for row in json.loads(Path(path).read_text())["results"] if (row["regime"], row["group"]) not in again]
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -116,7 +127,9 @@ def main(arguments: argparse.Namespace) -> int:
     for row in failed:
         print(f"bar missed: {row['regime']} {row['group']}")
     if arguments.json:
-        write(arguments.json, {"environment": environment(arguments), "limits": limits(), "results": results})
+        kept = earlier(arguments.json, results) if arguments.only else []
+        record = {"environment": environment(arguments), "limits": limits(), "results": kept + results}
+        write(arguments.json, record)
     return bool(failed)
 
 

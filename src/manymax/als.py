@@ -48,6 +48,10 @@ SEPARATE_BLOCK = 1 << 22
 GRAM_ROWS = 1 << 11
 
 
+# Up to this condition number the inverse of a matrix that all rows share is used instead of its eigenvectors.
+MAX_CONDITION = 1e3
+
+
 class RGFactorization(nn.Module):
     """Matrix factorisation under the RG loss, fitted by exact alternating least squares.
 
@@ -454,6 +458,8 @@ class _Systems:
 
     def solve(self, shift: Tensor, out: Tensor) -> Tensor:
         """Write x_r for g = shift into `out`, (R, dim), and return it."""
+        if len(self.weight) == len(self.ridge) == 1 and self._invertible():
+            return self._solve_alike(shift, out)
         shift = self._rotated(shift)
         for block, factor, sums in self._blocks():
             out[block] = factor.solve(sums.addcmul_(_part(self.weight, block), shift, value=-1)) @ self.basis.T
@@ -477,6 +483,19 @@ class _Systems:
         pull = torch.linalg.solve(left, right).to(self.basis)  # t
         for block, factor, _ in self._blocks(sums=False):
             out[block] += factor.solve(_part(self.weight, block) * pull) @ self.basis.T
+        return out
+
+    def _invertible(self) -> bool:
+        """Whether all rows have one matrix M whose inverse may be rounded: it costs cond(M) in digits."""
+        diagonal = self._diagonal(slice(0, 1))
+        return self.positive_weight == 0 and bool(diagonal.max() < MAX_CONDITION * diagonal.min())
+
+    def _solve_alike(self, shift: Tensor, out: Tensor) -> Tensor:
+        """x_r = sum_i v_ri M^-1 z_i - w M^-1 g: one product on the other side, none on this one."""
+        inverse = (self.basis / self._diagonal(slice(0, 1))) @ self.basis.T
+        solved, constant = self.vectors @ inverse, self.weight[0] * (shift.to(inverse) @ inverse)
+        for block in self.rows.blocks(SHARED_BLOCK, per_entry=1, per_row=self.vectors.shape[1]):
+            torch.sub(self.rows.neighbour_sums(block, solved), constant, out=out[block])
         return out
 
     def _rotated(self, vector: Tensor) -> Tensor:

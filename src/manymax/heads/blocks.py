@@ -78,6 +78,7 @@ class Gradients:
 
     input: Tensor
     vectors: Tensor
+    matmul_vectors: Tensor  # the same, in the dtype of the matmuls
     wants: tuple[bool, bool, bool]
     sparse_grad: bool
     num_classes: int
@@ -103,20 +104,19 @@ class Gradients:
             return
         size = part.table.shape[0]
         rows: slice | Tensor = slice(start, start + size) if part.rows is None else part.rows + start
-        matmul_dtype = part.table.dtype
+        table = part.table.to(self.matmul_vectors.dtype)
         if self.grad_input is not None:
-            product = part.table @ self.vectors.to(matmul_dtype)
-            self.grad_input[rows] = product.to(self.input.dtype) * part.coefficient.unsqueeze(1)
+            self.grad_input[rows] = (table @ self.matmul_vectors).to(self.input.dtype) * part.coefficient.unsqueeze(1)
         if self.wants[1]:
             if self.grad_vectors is None:
                 self.grad_vectors = self.input.new_zeros(self.vectors.shape)
             scaled = self.input[rows] * part.coefficient.unsqueeze(1)
-            if matmul_dtype == self.input.dtype:
-                self.grad_vectors.addmm_(part.table.T, scaled)
+            if table.dtype == self.input.dtype:
+                self.grad_vectors.addmm_(table.T, scaled)
             else:
-                self.grad_vectors += part.table.T @ scaled.to(matmul_dtype)
+                self.grad_vectors += table.T @ scaled.to(table.dtype)
         if self.grad_bias is not None:
-            self.grad_bias += part.coefficient @ part.table.to(self.input.dtype)
+            self.grad_bias += part.coefficient @ part.table
 
     def finish(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """The gradients of input, class vectors and bias."""
@@ -194,9 +194,11 @@ def run(
     step = options.rows(padded)
     buffer = input.new_empty(min(step, input.shape[0]), padded)
 
-    def score(queries: Tensor, out: Tensor) -> Tensor:
+    def score(queries: Tensor, ids: Tensor | None, out: Tensor) -> Tensor:
         if options.matmul == "bf16":
             out.copy_(queries.bfloat16() @ matmul_vectors.T)
+            if ids is not None:  # the few scores that the loss hangs on are not rounded
+                out.scatter_(1, ids, (vectors[ids] @ queries.unsqueeze(2)).squeeze(2))
         else:
             torch.mm(queries, vectors.T, out=out)
         if linear_bias is not None:
@@ -204,17 +206,18 @@ def run(
         out[:, num_classes:] = -torch.inf
         return out
 
-    gradients = Gradients(input, matmul_vectors, wants, options.sparse_grad, num_classes, buffer.numel())
+    gradients = Gradients(input, vectors, matmul_vectors, wants, options.sparse_grad, num_classes, buffer.numel())
     losses, grad_setting = [], input.new_zeros((), dtype=torch.float64)
     for start in range(0, input.shape[0], step):
         queries = input[start : start + step]
         spread = None if spread_of is None else spread_of(queries)
-        scores = score(queries, buffer[: len(queries)])
-        rescore = partial(_rescore, score, queries, padded)
-        result = kernel(Block(scores, target[start : start + step], num_classes, spread, rescore))
+        part = target[start : start + step]
+        scores = score(queries, part.ids, buffer[: len(queries)])
+        rescore = partial(_rescore, score, queries, part.ids, padded)
+        result = kernel(Block(scores, part, num_classes, spread, rescore))
         losses.append(result.losses)
-        for part in result.parts:
-            gradients.add(start, part)
+        for gradient in result.parts:
+            gradients.add(start, gradient)
         if result.grad_setting is not None:
             grad_setting = grad_setting + result.grad_setting
     return torch.cat(losses) if losses else input.new_zeros(0), gradients, grad_setting
@@ -231,8 +234,14 @@ def _spread(class_weight: Tensor, linear_weight: Tensor, linear_bias: Tensor | N
     return lambda queries: queries.double() @ vector + shift
 
 
-def _rescore(score: Callable[[Tensor, Tensor], Tensor], queries: Tensor, padded: int, rows: Tensor) -> Tensor:
-    return score(queries[rows], queries.new_empty(len(rows), padded))
+def _rescore(
+    score: Callable[[Tensor, Tensor | None, Tensor], Tensor],
+    queries: Tensor,
+    ids: Tensor | None,
+    padded: int,
+    rows: Tensor,
+) -> Tensor:
+    return score(queries[rows], None if ids is None else ids[rows], queries.new_empty(len(rows), padded))
 
 
 def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
