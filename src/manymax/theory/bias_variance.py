@@ -47,10 +47,10 @@ from manymax.theory.log_sums import BLOCK, grid, in_bins, moments, second_moment
 
 ESTIMATES = (*CORRECTIONS, "importance")
 TOLERANCE = 0.1  # the expected relative error beyond which a prediction is out of range
-ROWS = 64  # at once
+TABLE = 2**18  # scores at once, so that they stay in the cache
 MASKED = math.log(torch.finfo(torch.float64).tiny)  # a class with a smaller log P counts as masked
-ALL_LABELS = 64  # with so many classes at most, y ~ P is a sum over all of them; with more,
-STRATA = 32  # labels stand for equal shares of P
+LABELS = 64  # that stand for y ~ P, where there are more classes,
+LABEL_WIDTH = 0.5  # each for those within so much of log(P/q)
 
 
 @dataclass(frozen=True)
@@ -234,13 +234,12 @@ def negatives_needed(
         raise ArgumentError(f"`goal` must be a positive deviation; got {goal}. No number of negatives reaches 0.")
     _check_count("maximum", maximum)
     cases = _read(name, scores, target, log_q, None, num_negatives=1, correction=correction, order=2, log_z=log_z)
-    # the transforms of the weights serve every k
-    sums = [_SumOfDraws.of(case, maximum) if name == "sampled_softmax" else None for case in cases]
+    prepare, exact = DRAWING[name]
+    prepared = [(case, prepare(case, maximum)) for case in cases]
 
     def reached(k: int) -> bool:
-        sized = [replace(case, num_negatives=k) for case in cases]
-        parts = [_nce(c) if s is None else _sampled_softmax(c, s) for c, s in zip(sized, sums, strict=True)]
-        rows = [part.mean(case.shares).deviation for part, case in zip(parts, cases, strict=True)]
+        moments_at = [(case.shares, exact(replace(case, num_negatives=k), form)) for case, form in prepared]
+        rows = [(shares * (bias**2 + variance)).sum(-1) for shares, (bias, variance) in moments_at]
         return float(torch.cat(rows).mean()) <= goal
 
     low, high = 0, 1
@@ -390,55 +389,71 @@ class _SumOfDraws:
             transformed = transformed - own[1].unsqueeze(-1) * torch.expm1(-log_points.exp() * own[0].unsqueeze(-1))
         return _SumOfDraws(fixed, shift, own, log_scale, points, transformed, log_points)
 
+    def at(self, num_negatives: int, correction: str) -> tuple[Tensor, Tensor, Tensor]:
+        """(fixed part, mean, log of the scale) of the sum of k draws, (N, L) each."""
+        k = num_negatives
+        fixed = self.fixed + k * self.shift
+        divisor = k if correction in ("partition", "importance") else k + 1
+        return fixed, fixed + k * self.drawn_mean, self.log_scale - math.log(divisor)
+
+    @property
     def drawn_mean(self) -> Tensor:
-        """E[w], (N, L): 1, less the label's own part where it does not count."""
+        """E[w], (N, L): 1, less the label's own part where that does not count."""
         return torch.ones_like(self.fixed) if self.own is None else 1 - self.own[0] * self.own[1]
 
-    def mean_of(self, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """E[f(w)], (N, L), for a function of weights (N, L, J)."""
+    @property
+    def drawn_variance(self) -> Tensor:
+        """Var[w], (N, L)."""
         weights, q = self.points
-        mean = (q.unsqueeze(-2) * function(weights.unsqueeze(-2))).sum(-1)
+        variance = (q * (weights - 1).square()).sum(-1, keepdim=True).expand_as(self.fixed)  # chi2(P || q)
         if self.own is None:
-            return mean
-        weight, prob = (part.unsqueeze(-1) for part in self.own)
-        return mean + (prob * (function(torch.zeros_like(weight)) - function(weight))).squeeze(-1)
+            return variance
+        weight, prob = self.own
+        return (variance - prob * (weight - 1).square() + prob - (weight * prob).square()).clamp(min=0)
+
+    def large_share(self, mean: Tensor) -> Tensor:
+        """E[c^2 min(1, |c| / E[S])] / E[c^2], c = w - E[w], (N, L): the part of the variance in large draws."""
+        centre, size = self.drawn_mean.unsqueeze(-1), mean.unsqueeze(-1)
+
+        def curtailed(weights: Tensor) -> Tensor:
+            distance = (weights - centre).abs()
+            return distance.square() * (distance / size).clamp(max=1)
+
+        weights, q = (part.unsqueeze(-2) for part in self.points)
+        large = (q * curtailed(weights)).sum(-1)
+        if self.own is not None:
+            weight, prob = (part.unsqueeze(-1) for part in self.own)
+            large = large + (prob * (curtailed(torch.zeros_like(weight)) - curtailed(weight))).squeeze(-1)
+        return large.clamp(min=0) / torch.where(self.drawn_variance > 0, self.drawn_variance, 1)
 
 
-def _sampled_softmax(case: _Case, form: _SumOfDraws | None = None) -> _Parts:
-    form = _SumOfDraws.of(case, case.num_negatives) if form is None else form
-    k, drawn_mean = case.num_negatives, form.drawn_mean()
-    fixed = form.fixed + k * form.shift
-    mean = fixed + k * drawn_mean
-    log_scale = form.log_scale - math.log(k if case.correction in ("partition", "importance") else k + 1)
-    variance = form.mean_of(lambda w: (w - drawn_mean.unsqueeze(-1)).square()).clamp(min=0)
-    relative = k * variance / mean.square()
-    log_mean, log_variance = moments(fixed, mean, form.transformed, form.log_points, k)
+def _sampled_softmax_exact(case: _Case, form: _SumOfDraws) -> tuple[Tensor, Tensor]:
+    """Mean and variance of log S, (N, L) each."""
+    fixed, mean, log_scale = form.at(case.num_negatives, case.correction)
+    log_mean, variance = moments(fixed, mean, form.transformed, form.log_points, case.num_negatives)
+    return log_mean + log_scale, variance.clamp(min=0)
+
+
+def _sampled_softmax(case: _Case) -> _Parts:
+    """The Delta method beside the exact moments.
+
+    It is in range where both of these together are small: the part of the variance that comes from draws large beside
+    the whole sum, for which the logarithm is no parabola, and the next term of the series. The rule of thumb chi2/k <=
+    0.2 with k q_j >= 20 at the likeliest class j looks at the wrong class: what counts is where P_j^2/q_j is large.
+    """
+    form = _SumOfDraws.of(case, case.num_negatives)
+    bias, variance = _sampled_softmax_exact(case, form)
+    _, mean, log_scale = form.at(case.num_negatives, case.correction)
+    relative = case.num_negatives * form.drawn_variance / mean.square()
     return _Parts(
         asymptotic=mean.log() + log_scale,
         curvature=-relative / 2,
         variance=relative,
-        exact_bias=log_mean + log_scale,
-        exact_variance=log_variance.clamp(min=0),
-        in_range=_delta_error(form, variance, mean, relative) <= TOLERANCE,
+        exact_bias=bias,
+        exact_variance=variance,
+        in_range=form.large_share(mean) + 2.5 * relative <= TOLERANCE,
         offset=_offset(case),
     )
-
-
-def _delta_error(form: _SumOfDraws, variance: Tensor, mean: Tensor, relative: Tensor) -> Tensor:
-    """What the Delta method is about wrong by, relative to its variance, (N, L).
-
-        E[c^2 min(1, |c| / E[S])] / E[c^2] + 2.5 k E[c^2] / E[S]^2,     c = w - E[w]
-
-    The first part says how much of the variance comes from draws that are large beside the whole sum, for which the
-    logarithm is no parabola: k q_j is small where P_j^2 / q_j is large. The second is the next term of the series.
-    """
-
-    def curtailed(weights: Tensor) -> Tensor:
-        centred = (weights - form.drawn_mean().unsqueeze(-1)).abs()
-        return centred.square() * (centred / mean.unsqueeze(-1)).clamp(max=1)
-
-    large = form.mean_of(curtailed).clamp(min=0) / torch.where(variance > 0, variance, 1)
-    return large + 2.5 * relative
 
 
 def _offset(case: _Case) -> Tensor:
@@ -461,18 +476,30 @@ def _nce_offset(case: _Case) -> Tensor:
     return math.log(case.num_negatives) + case.at_labels(case.log_q) + 1
 
 
-def _nce(case: _Case) -> _Parts:
-    """log(1 + w_y/k) + k E_q[log(1 + w/k)] - 1 + log(Z0/Z) with w = exp(s)/(Z0 q); at k = inf, Z/Z0 - 1 - log(Z/Z0).
+def _nce_points(case: _Case, largest: int) -> tuple[Tensor, Tensor, Tensor]:
+    """w = exp(s)/(Z0 q) at the labels (N, L), and weights with probabilities (N, J) for those of all classes."""
+    weights = case.weights * (case.scores.logsumexp(-1, keepdim=True) - _log_z(case)).exp()
+    return case.at_labels(weights), *in_bins(weights, case.log_q.exp())
 
-    Its variance is k Var_q(log(1 + w/k)), and the paper's k chi2/(k+1)^2 is that with the logarithm made linear.
+
+def _nce_exact(case: _Case, points: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """log(1 + w_y/k) + k E_q[log(1 + w/k)] - 1 - log(Z/Z0), (N, L), and k Var_q(log(1 + w/k)), (N, 1).
+
+    As k grows the first tends to Z/Z0 - 1 - log(Z/Z0): 0 for normalised scores, and for no others.
     """
-    k, q = case.num_negatives, case.log_q.exp()
-    log_ratio = case.scores.logsumexp(-1, keepdim=True) - _log_z(case)  # log(Z / Z0)
-    weights = case.weights * log_ratio.exp()
-    logs = torch.log1p(weights / k)
-    mean, log_mean = ((q * values).sum(-1, keepdim=True) for values in (weights, logs))
-    bias = case.at_labels(logs) + k * log_mean - 1 - log_ratio
-    variance = k * (q * (logs - log_mean).square()).sum(-1, keepdim=True)
+    k, (own, weights, q) = case.num_negatives, points
+    logs, ratio = torch.log1p(weights / k), (q * weights).sum(-1, keepdim=True)
+    mean = (q * logs).sum(-1, keepdim=True)
+    variance = k * (q * (logs - mean).square()).sum(-1, keepdim=True)
+    return torch.log1p(own / k) + k * mean - 1 - ratio.log(), variance
+
+
+def _nce(case: _Case) -> _Parts:
+    """The paper's variance k chi2/(k+1)^2, which makes the logarithm linear, beside the exact one."""
+    k, points = case.num_negatives, _nce_points(case, case.num_negatives)
+    bias, variance = _nce_exact(case, points)
+    _, weights, q = points
+    mean = (q * weights).sum(-1, keepdim=True)
     predicted = k * (q * (weights - mean).square()).sum(-1, keepdim=True) / (k + mean).square()
     in_range = (predicted - variance).abs() <= TOLERANCE * variance
     return _Parts(bias, bias, in_range, variance=predicted, exact_variance=variance, offset=_nce_offset(case))
@@ -504,7 +531,8 @@ def rg_series(scores: Tensor) -> tuple[Tensor, Tensor]:
     live = scores > -torch.inf
     count = live.sum(-1, keepdim=True)
     centred = torch.where(live, scores - torch.where(live, scores, 0).sum(-1, keepdim=True) / count, 0)
-    second, third, fourth = ((centred**n).sum(-1) / count.squeeze(-1) for n in (2, 3, 4))
+    square = centred.square()
+    second, third, fourth = (x.sum(-1) / count.squeeze(-1) for x in (square, square * centred, square.square()))
     return -third / 6, -(fourth - 3 * second.square()) / 24
 
 
@@ -529,7 +557,11 @@ APPROXIMATIONS: dict[str, Callable[[_Case], _Parts]] = {
     "rg": _rg,
     "taylor_softmax": _taylor_softmax,
 }
-DRAWING = ("sampled_softmax", "nce")
+# Members that draw: what serves every k up to the largest, and exact bias and variance from it.
+DRAWING: dict[str, tuple[Callable[[_Case, int], Any], Callable[[_Case, Any], tuple[Tensor, Tensor]]]] = {
+    "sampled_softmax": (_SumOfDraws.of, _sampled_softmax_exact),
+    "nce": (_nce_points, _nce_exact),
+}
 
 
 def tree_log_probs(scores: Tensor, tree: ClassTree, dim: int) -> Tensor:
@@ -610,10 +642,11 @@ def _read(
     labels = None if target is None else _read_target(target, rows)
     leaves = _read_tree(tree, rows) if name == "hierarchical_softmax" else None
     cases = []
-    for at in (slice(start, start + ROWS) for start in range(0, len(rows), ROWS)):
+    size = min(64, max(1, TABLE // rows.shape[-1]))
+    for at in (slice(start, start + size) for start in range(0, len(rows), size)):
         log_probs = rows[at].log_softmax(-1)
         if labels is None:
-            ids, shares = _labels_of(log_probs, proposal[at] if name in DRAWING else None)
+            ids, shares = _labels_of(log_probs, _label_key(name, settings["correction"], log_probs, proposal[at]))
         else:
             ids, shares = labels[at], torch.ones_like(labels[at], dtype=rows.dtype)
         block = (
@@ -632,7 +665,7 @@ def _read(
 def _read_log_q(log_q: Tensor | None, scores: Tensor) -> Tensor:
     """log q, (N, C), normalised."""
     if log_q is None:
-        return torch.full_like(scores, -math.log(scores.shape[-1]))
+        return scores.new_tensor(-math.log(scores.shape[-1])).expand_as(scores)
     if not isinstance(log_q, Tensor) or not log_q.is_floating_point():
         kind = log_q.dtype if isinstance(log_q, Tensor) else type(log_q).__name__
         raise ArgumentTypeError(f"`log_q` must be a float tensor of log-probabilities; got {kind}.")
@@ -640,7 +673,7 @@ def _read_log_q(log_q: Tensor | None, scores: Tensor) -> Tensor:
         raise ArgumentError(
             f"`log_q` must have shape ({scores.shape[-1]},) or {tuple(scores.shape)}; got {tuple(log_q.shape)}."
         )
-    rows = log_q.detach().double().expand_as(scores)
+    rows = log_q.detach().double()
     total = rows.logsumexp(-1, keepdim=True)
     if not (total.abs() < 1e-3).all():
         raise ArgumentError(
@@ -652,7 +685,7 @@ def _read_log_q(log_q: Tensor | None, scores: Tensor) -> Tensor:
             "`log_q` must be finite wherever `scores` are: a class that is never drawn leaves bias and variance without"
             " bound. Smooth the proposal."
         )
-    return rows - total
+    return (rows - total).expand_as(scores)
 
 
 def _read_target(target: Tensor, scores: Tensor) -> Tensor:
@@ -693,22 +726,32 @@ def _read_tree(tree: ClassTree | Tensor | None, scores: Tensor) -> Tensor:
     return tree.detach().double()
 
 
-def _labels_of(log_probs: Tensor, log_q: Tensor | None) -> tuple[Tensor, Tensor]:
+def _label_key(name: str, correction: str, log_probs: Tensor, log_q: Tensor) -> Tensor | None:
+    """What of the label the deviation depends on: log(P_y/q_y) or log P_y, (N, C); None if all labels must be seen."""
+    if name not in DRAWING or log_probs.shape[-1] <= LABELS:
+        return None
+    by_probability = name == "sampled_softmax" and correction in ("none", "partition")
+    return log_probs if by_probability else torch.where(log_probs > MASKED, log_probs - log_q, -torch.inf)
+
+
+def _labels_of(log_probs: Tensor, key: Tensor | None) -> tuple[Tensor, Tensor]:
     """Labels and shares, (N, L) each, that stand for y ~ P.
 
-    All classes where they are few or nothing is drawn. Otherwise classes in the order of P/q are cut into strata of
-    equal probability, with the middle class for each: the deviation depends on the label through P_y and P_y/q_y.
+    All classes, or one for all whose keys are within a bin: the one nearest to their mean, with their probability.
     """
-    probs, num_classes = log_probs.exp(), log_probs.shape[-1]
-    if log_q is None or num_classes <= ALL_LABELS:
-        live = log_probs > MASKED
-        ids = torch.where(live, torch.arange(num_classes, device=probs.device), probs.argmax(-1, keepdim=True))
-        return ids, torch.where(live, probs, 0)
-    order = (log_probs - log_q).nan_to_num(nan=-torch.inf).argsort(-1)
-    middle = (torch.arange(STRATA, dtype=probs.dtype, device=probs.device) + 0.5) / STRATA
-    mass = probs.gather(-1, order).cumsum(-1)
-    rank = torch.searchsorted(mass, middle.expand(len(probs), STRATA).contiguous() * mass[:, -1:])
-    return order.gather(-1, rank.clamp(max=num_classes - 1)), torch.full_like(rank, 1 / STRATA, dtype=probs.dtype)
+    probs, live = log_probs.exp(), log_probs > MASKED
+    top = probs.argmax(-1, keepdim=True)
+    if key is None:
+        return torch.where(live, torch.arange(probs.shape[-1], device=probs.device), top), torch.where(live, probs, 0)
+    bins = ((key.amax(-1, keepdim=True) - key) / LABEL_WIDTH).clamp(max=LABELS - 1).long()
+    shares = probs.new_zeros(len(probs), LABELS).scatter_add(-1, bins, probs)
+    centre = probs.new_zeros(len(probs), LABELS).scatter_add(-1, bins, torch.where(live, probs * key, 0))
+    distance = (key - (centre / torch.where(shares > 0, shares, 1)).gather(-1, bins)).abs()
+    nearest = torch.full_like(shares, torch.inf).scatter_reduce(-1, bins, distance, "amin")
+    rows, classes = (live & (distance == nearest.gather(-1, bins))).nonzero(as_tuple=True)
+    ids = top.repeat(1, LABELS)  # for empty bins, whose share is 0
+    ids[rows, bins[rows, classes]] = classes
+    return ids, shares
 
 
 ResultT = TypeVar("ResultT", Estimate, Drawn)
