@@ -273,7 +273,7 @@ def search_minimisers(
     first = 2 * torch.randn(
         1 if member.facts.convex.value else starts, len(probs), generator=generator, dtype=torch.float64
     )
-    ends = torch.stack([_descend(member, start, probs, options) for start in first])
+    ends = torch.stack([descend_risk(member, start, probs, options) for start in first])
     risks = conditional_risk(member, ends, probs, **options)
     return Minimisers(_pinned(member, ends[risks <= risks.min() + 1e-9]), "search")
 
@@ -366,7 +366,7 @@ def rankmax_levels(probs: Tensor) -> Tensor:
     return torch.empty_like(probs).scatter(0, order, (-level).to(probs.dtype))
 
 
-def _descend(member: Member, start: Tensor, weights: Tensor, options: Mapping[str, Any]) -> Tensor:
+def descend_risk(member: Member, start: Tensor, weights: Tensor, options: Mapping[str, Any]) -> Tensor:
     """A local minimum of the risk, (C,), by LBFGS."""
     scores = start.clone().requires_grad_()
     optimizer = torch.optim.LBFGS(
