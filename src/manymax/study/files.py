@@ -20,6 +20,10 @@ except ImportError:  # no advisory locks there; one process at a time is then up
 LOCK = ".lock"
 
 
+class Busy(ManymaxError):
+    """Another process is at work in a folder."""
+
+
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[Path]:
     """A temporary path beside `path` that takes its place when the block ends well, and vanishes when it does not.
@@ -86,7 +90,7 @@ def locked(folder: Path) -> Iterator[None]:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise ManymaxError(
+                raise Busy(
                     f"another process is at work in {folder}: wait for it, or choose another folder."
                 ) from None
         yield
