@@ -16,7 +16,7 @@ from manymax.study.data.interactions import Interactions
 from manymax.study.seeds import generator
 
 DIM = 4  # of the planted vectors
-STRENGTH = 2.0  # standard deviation of a planted score: how much users differ in taste
+STRENGTH = 3.0  # standard deviation of a planted score: how much users differ in taste
 ZIPF = 0.8  # exponent of the popularity
 SPREAD = 0.6  # standard deviation of the log of a user's number of interactions
 SHORTEST = 5  # interactions of a user

@@ -55,7 +55,7 @@ class Columns:
         column = self.arrays[role]
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
-        if pa.types.is_string(column.type):
+        if pa.types.is_string(column.type) or pa.types.is_string_view(column.type):
             column = column.cast(pa.large_string())  # offsets of 64 bits: no limit of 2 GB
         if not (pa.types.is_integer(column.type) or pa.types.is_large_string(column.type)):
             raise ArgumentError(
@@ -66,7 +66,11 @@ class Columns:
             role, column.is_null() if empty is None else pc.or_(column.is_null(), empty.fill_null(True)), column
         )
         encoded = column.combine_chunks().dictionary_encode()
-        ids = encoded.dictionary.to_numpy(zero_copy_only=False)
+        try:
+            ids = encoded.dictionary.to_numpy(zero_copy_only=False)
+        except pa.ArrowException:  # some readers take any bytes for text
+            self.explain()
+            raise ArgumentError(f"{self.file}, column {self._name(role)}: an id is not UTF-8.") from None
         return torch.from_numpy(encoded.indices.to_numpy().astype(np.int64)), ids
 
     def _optional(self, role: str) -> Tensor | None:

@@ -52,24 +52,26 @@ def read_lists(paths: Sequence[Path]) -> Columns:
     )
 
 
-def _read_lines(path: Path) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+def _read_lines(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """All numbers of a file, and how many each line has."""
     lines = [line.split() for line in path.read_bytes().splitlines()]
     lines = [words for words in lines if words]
     if not lines:
         raise ArgumentError(f"{path.name} is empty.")
-    try:
-        numbers = np.array([int(word) for words in lines for word in words], dtype=np.int64)
-    except (ValueError, OverflowError):
+    words = [word for line in lines for word in line]
+    if not all(map(_is_number, words)):
         _explain(path)
-        raise
-    return numbers, np.array([len(words) for words in lines])
+    return np.array(words).astype(np.int64), np.array(list(map(len, lines)))
+
+
+def _is_number(word: bytes) -> bool:
+    return word.isdigit() and len(word) < 19  # 64 bits
 
 
 def _explain(path: Path) -> None:
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         for place, word in enumerate(line.split(), 1):
-            if not word.isdigit() or len(word) > 18:
+            if not _is_number(word):
                 text = word.decode(errors="replace")
                 raise ArgumentError(
                     f"{path.name}, line {number}, column {place}: expected a number, as in `user item item ...` with "
