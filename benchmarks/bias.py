@@ -6,8 +6,7 @@ Two ways, because no single one reaches everywhere:
 
     enumeration   A loss on k draws depends only on how often each class was drawn, so its mean is a sum over the
                   count vectors, C(k + C - 1, k) of them. Any estimate, few classes.
-    quadrature    For S = first + sum of k independent terms, log S and its square are integrals of exp(-t S), whose
-                  mean is exp(-t first) (sum_j q_j exp(-t term_j))^k. Any number of classes, plain logarithms only.
+    quadrature    `manymax.theory.log_sums`: any number of classes, plain logarithms only.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from manymax import sampled_softmax_loss
 from manymax.ops.divergences import chi_square
+from manymax.theory import log_sums
 
 PAGE = Path(__file__).parents[1] / "docs" / "small_samples.md"
 DEBIAS = (None, "delta", "jackknife")
@@ -69,26 +69,9 @@ def partition_bias(probs: Tensor, q: Tensor, num_negatives: int, debias: str | N
 
 
 def log_sum_moments(first: Tensor, terms: Tensor, q: Tensor, num_negatives: int) -> tuple[float, float]:
-    """Mean and variance of log(first + sum of k terms), each drawn from terms (C,) with probabilities q (C,).
-
-    With S scaled to mean 1 and u = log t,
-
-        log S   = integral of (exp(-t) - exp(-t S)) du
-        log^2 S = integral of 2 (u + Euler's constant) (exp(-t S) - exp(-t)) du
-
-    and the trapezoidal rule is exact to rounding: the integrands are analytic and die out at both ends.
-    """
-    mean = first + num_negatives * (q * terms).sum()
-    first, terms = first / mean, terms / mean
-    smallest = float(first + num_negatives * terms[q > 0].min())
-    step = 0.02
-    u = torch.arange(-20.0, math.log(750 / smallest), step, dtype=q.dtype)
-    t = u.exp().unsqueeze(-1)
-    laplace = (-t.squeeze(-1) * first + num_negatives * (q.log() - t * terms).logsumexp(-1)).exp()
-    gap = laplace - (-t.squeeze(-1)).exp()
-    log_mean = -float(gap.sum()) * step
-    square = float((2 * (u + 0.5772156649015329) * gap).sum()) * step
-    return log_mean + math.log(mean), square - log_mean**2
+    """Mean and variance of log(first + sum of k terms), each drawn from terms (C,) with probabilities q (C,)."""
+    mean, variance = log_sums.log_sum_moments(first, terms, q, num_negatives)
+    return float(mean), float(variance)
 
 
 def partition_terms(probs: Tensor, q: Tensor, target: int, num_negatives: int) -> tuple[Tensor, Tensor]:
