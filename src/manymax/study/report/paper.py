@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from manymax.study.reference import NUMBERS, PaperNumber
-from manymax.study.report.runs import Trial
+from manymax.study.report.runs import Trial, data_name
 
 # What the paper's text fixes for all tables; a trial with another value has no number there.
 FIXED = {"alpha": ("entmax", 1.5), "pool": ("dns", 500)}
@@ -29,7 +29,7 @@ def _matching(trial: Trial, metric: str) -> Iterator[PaperNumber]:
         if owner in (trial.loss, settings.get("sampler")) and settings.get(name) != value:
             return
     sampling = {name: settings.get(name) for name in DEFAULTS} if trial.loss in SAMPLED else DEFAULTS
-    for number in _BY_PLACE.get((trial.data.lower(), trial.backbone, trial.loss, metric), []):
+    for number in _BY_PLACE.get((data_name(settings).lower(), trial.backbone, trial.loss, metric), []):
         wanted = DEFAULTS | {name: value for name, value in number.setting.items() if name in DEFAULTS}
         if sampling == wanted and _same_rate(trial.lr, number):
             yield number

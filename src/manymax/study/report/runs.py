@@ -18,8 +18,8 @@ from manymax.study.records import EPOCHS, RECORD, SETTINGS, USERS, Record, read_
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-DATA_SETTINGS = ("columns", "preset", "min_rating", "k_core", "split")
-LOWER_IS_BETTER = ("regret", "error")
+DATA_SETTINGS = ("columns", "size", "preset", "min_rating", "k_core", "split")
+LOWER_IS_BETTER = ("regret", "topk_error")
 FIRST = ("ndcg", "precision", "recall", "regret")  # the metrics of the tables, in the paper's order
 CUTOFF = 20  # the paper's
 CHECKED = "ndcg@20"
@@ -178,11 +178,11 @@ def trials(finished: Sequence[Run]) -> list[Trial]:
     return sorted(made, key=lambda t: (t.data, t.backbone, order(t.loss), natural(t.label), -(t.lr or 0)))
 
 
-def _trial(group: list[Run], names: Mapping[str, str], varying: Sequence[str]) -> Trial:
+def _trial(group: list[Run], names: Mapping[str, str], varying: Mapping[str, Sequence[str]]) -> Trial:
     settings = group[0].settings
     by_gradient = settings.get("solver", "gradient") == "gradient"
-    details = [f"{key}={settings[key]}" for key in varying if settings.get(key) is not None]
     loss = settings["loss"]
+    details = [f"{key}={settings[key]}" for key in varying.get(loss, ()) if settings.get(key) is not None]
     return Trial(
         data=names[_data_key(settings)],
         backbone=settings["backbone"],
@@ -193,34 +193,41 @@ def _trial(group: list[Run], names: Mapping[str, str], varying: Sequence[str]) -
     )
 
 
-def _varying(settings: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Settings with several values for the same data, backbone and loss, besides those with a place of their own."""
-    own = {"data", "backbone", "loss", "lr", "seed", *DATA_SETTINGS}
+def _varying(settings: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """{loss: its settings with several values for the same data and backbone}, besides those with their own place."""
+    own = {"data", "name", "backbone", "loss", "lr", "seed", *DATA_SETTINGS}
     seen: dict[tuple[str, ...], set[str]] = defaultdict(set)
-    keys: dict[str, None] = {}
     for each in settings:
         for key, value in each.items():
-            keys[key] = None
-            seen[key, _data_key(each), each["backbone"], each["loss"]].add(repr(value))
-    several = {key for (key, *_), values in seen.items() if len(values) > 1}
-    return [key for key in keys if key in several - own]
+            seen[each["loss"], key, _data_key(each), each["backbone"]].add(repr(value))
+    varying: dict[str, list[str]] = defaultdict(list)
+    for (loss, key, *_), values in seen.items():
+        if len(values) > 1 and key not in {*own, *varying[loss]}:
+            varying[loss].append(key)
+    return varying
 
 
 def _data_key(settings: Mapping[str, Any]) -> str:
     return repr([settings["data"], *(settings.get(key) for key in DATA_SETTINGS)])
 
 
+def data_name(settings: Mapping[str, Any]) -> str:
+    """What a data set is called: the name it was given, or the stem of its file."""
+    return str(settings.get("name") or PurePath(settings["data"]).stem)
+
+
 def _data_names(runs: Iterable[Run]) -> dict[str, str]:
-    """Short names of data sets: a file's stem where that tells them apart, with filters where they vary."""
+    """A name for each data set: its own where that tells it from others, with filters where they vary."""
     sets = {_data_key(run.settings): run.settings for run in runs}
-    stems = {settings["data"]: PurePath(settings["data"]).stem for settings in sets.values()}
-    unique = {data: stem if list(stems.values()).count(stem) == 1 else data for data, stem in stems.items()}
     names = {}
     for key, settings in sets.items():
+        called = data_name(settings)
+        namesakes = {other["data"] for other in sets.values() if data_name(other) == called}
         same = [other for other in sets.values() if other["data"] == settings["data"]]
         filters = [k for k in DATA_SETTINGS if len({repr(other.get(k)) for other in same}) > 1]
-        details = [f"{k}={settings.get(k)}" for k in filters]
-        names[key] = unique[settings["data"]] + (f" ({', '.join(details)})" if details else "")
+        details = [f"{k}={settings[k]}" for k in filters if settings.get(k) is not None]
+        base = called if len(namesakes) == 1 else str(settings["data"])
+        names[key] = base + (f" ({', '.join(details)})" if details else "")
     return names
 
 

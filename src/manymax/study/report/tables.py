@@ -49,6 +49,7 @@ def results(trials: Sequence[Trial], backbone: str) -> Table:
         ((label, short(metric)), tuple(cell for data in rates for cell in blocks[data, metric][label]))
         for label in [*labels, POPULARITY]
         for metric in names
+        if any(cell.value is not None for data in rates for cell in blocks[data, metric][label])
     ]
     return Table(
         name=f"results_{backbone}",

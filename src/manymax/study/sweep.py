@@ -1,0 +1,324 @@
+"""A study: a grid of runs from a TOML file, in parallel processes, each run in a folder named by its content.
+
+Finished runs are skipped, interrupted ones go on from their checkpoint, a failed one is recorded and the others go on.
+Several studies may work in one folder at a time: a run belongs to the process that holds its folder's lock.
+"""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from itertools import product
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from manymax.errors import ArgumentError, ManymaxError, unknown_name
+from manymax.study.config import RunConfig
+from manymax.study.files import Busy, locked
+from manymax.study.records import RECORD, Record, new_record, read_record, write_record
+from manymax.study.run import CHECKPOINT_SECONDS, run
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+QUICK = "quick.toml"
+ATTEMPTS = 3  # a run whose process dies this often is given up
+PAUSE = 0.5  # seconds before a run that another process holds is tried again
+BUSY, NO_ROOM = 75, 73  # exit codes of a run's process, as in sysexits.h
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class StudyConfig(BaseModel):
+    """A study file.
+
+        title = "..."
+        [settings]          # of every run
+        epochs = 50
+        [[grid]]            # every combination of the lists
+        loss = ["softmax", "sparsemax"]
+        lr = [1e-3, 1e-4]
+        [[grid]]            # more runs, beside these
+        loss = "rg"
+        solver = "als"
+
+    Keys of `settings` and `grid` are those of `RunConfig`. A setting that has no effect beside the others (the
+    learning rate of ALS) is left out, and combinations that are then the same are run once.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    title: str = Field("", description="What the study is called.")
+    settings: dict[str, Any] = Field({}, description="Settings of every run.")
+    grid: list[dict[str, Any]] = Field([{}], description="Tables of settings; lists in them are combined.")
+
+    def __init__(self, **content: Any) -> None:
+        for name in content:
+            if name not in type(self).model_fields:
+                raise unknown_name("key of a study", name, type(self).model_fields)
+        grid = content.get("grid", [{}])
+        content["grid"] = [grid] if isinstance(grid, Mapping) else grid
+        tables = [content.get("settings", {}), *content["grid"]]
+        if not all(isinstance(table, Mapping) for table in tables):
+            raise ArgumentError("`settings` and `grid` must be tables: [settings] and [[grid]].")
+        for name in (name for table in tables for name in table):
+            if name not in RunConfig.model_fields:
+                raise unknown_name("option", name, RunConfig.model_fields)
+        super().__init__(**content)
+
+
+def read_study_file(path: Path | None) -> StudyConfig:
+    """The study of a TOML file; the built-in quick one if there is no path."""
+    source = resources.files("manymax.study") / QUICK if path is None else path
+    try:
+        content = tomllib.loads(source.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ArgumentError(f"the study file {source} cannot be read: {error}") from None
+    return StudyConfig(**content)
+
+
+def expand(study: StudyConfig, **overrides: Any) -> list[RunConfig]:
+    """The runs of a study, each once, in the order of the file; `overrides` count more than the file.
+
+    >>> grid = [{"loss": ["softmax", "rg"], "lr": [1e-2, 1e-3]}, {"loss": "rg", "solver": "als", "lr": [1e-2, 1e-3]}]
+    >>> [(run.loss, run.solver) for run in expand(StudyConfig(grid=grid))][-2:]
+    [('rg', 'gradient'), ('rg', 'als')]
+    """
+    runs = {config.content_hash(): config for config in _combinations(study, overrides)}
+    return list(runs.values())
+
+
+def _combinations(study: StudyConfig, overrides: Mapping[str, Any]) -> Iterator[RunConfig]:
+    # One thread a run, unless the file says otherwise: results must not depend on how many runs share the machine.
+    common = {"threads": 1, **study.settings}
+    for table in study.grid:
+        axes = {name: values if isinstance(values, list) else [values] for name, values in table.items()}
+        if empty := [name for name, values in axes.items() if not values]:
+            raise ArgumentError(f"`{empty[0]}` in [[grid]] must list at least one value; got an empty list.")
+        for values in product(*axes.values()):
+            yield RunConfig.trimmed(common | dict(zip(axes, values, strict=True)) | dict(overrides))
+
+
+Hear = Callable[["Outcome", Record], None]
+
+
+@dataclass
+class Job:
+    """A run of the study on its way."""
+
+    config: RunConfig
+    folder: Path
+    attempts: int = 0
+    not_before: float = 0.0
+
+
+@dataclass
+class Outcome:
+    """What became of the runs: the records of this study in the order in which they ended."""
+
+    total: int
+    records: list[Record] = field(default_factory=list)
+
+    def add(self, record: Record, hear: Hear) -> None:
+        """Another run has ended."""
+        self.records.append(record)
+        hear(self, record)
+
+    def count(self, status: str) -> int:
+        """How many runs ended so."""
+        return sum(record.status == status for record in self.records)
+
+
+def sweep(
+    configs: Sequence[RunConfig],
+    folder: Path,
+    *,
+    workers: int | None = None,
+    hear: Hear = lambda outcome, record: None,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+) -> Outcome:
+    """Do every run that is not done yet.
+
+    Args:
+        configs: the runs.
+        folder: of the study; a run's folder in it is named by the hash of its settings.
+        workers: how many processes at a time; as many as there are cores if left out.
+        hear: called with each record, also of runs that had ended before.
+        checkpoint_seconds: at least this much time between two checkpoints of a run.
+
+    Returns:
+        What became of the runs. An interruption saves the runs under way, and is passed on.
+    """
+    _make(folder)
+    waiting = deque(Job(config, folder / config.content_hash()) for config in configs)
+    working: dict[Any, tuple[BaseProcess, Job]] = {}
+    outcome = Outcome(len(waiting))
+    slots = workers or os.cpu_count() or 1
+    try:
+        while waiting or working:
+            for job in _ready(waiting, slots - len(working)):
+                if (record := _final(job.folder)) is None:
+                    process = _start(job, checkpoint_seconds)
+                    working[process.sentinel] = process, job
+                else:
+                    outcome.add(record, hear)
+            for sentinel in wait(list(working), timeout=PAUSE):
+                process, job = working.pop(sentinel)
+                process.join()
+                if (record := _after(process.exitcode, job)) is None:
+                    waiting.appendleft(job)
+                else:
+                    outcome.add(record, hear)
+    finally:
+        _stop([process for process, _ in working.values()])
+    return outcome
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ManymaxError(f"{folder} cannot be written to: {error.strerror}. Choose another folder.") from None
+
+
+def _ready(waiting: deque[Job], slots: int) -> Iterator[Job]:
+    """Take as many jobs as there is room for; those that must wait go to the end."""
+    for _ in range(len(waiting)):
+        if slots <= 0:
+            return
+        job = waiting.popleft()
+        if job.not_before > time.monotonic():
+            waiting.append(job)
+            continue
+        slots -= 1
+        yield job
+
+
+def _final(folder: Path) -> Record | None:
+    """The record of a run that need not be done again."""
+    record = read_record(folder) if (folder / RECORD).exists() else None
+    return record if record is not None and record.final else None
+
+
+def _start(job: Job, checkpoint_seconds: float) -> BaseProcess:
+    job.attempts += 1
+    process = _context().Process(target=_work, args=(job.config, job.folder, checkpoint_seconds), daemon=False)
+    process.start()
+    return process
+
+
+def _context() -> SpawnContext | ForkServerContext:
+    """A process for each run, so that its memory is its own; forked from a server that has imported torch already."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["manymax.study.run"])
+    return context
+
+
+def _after(code: int | None, job: Job) -> Record | None:
+    """What a process that has ended left: a record, or None where the run is to be taken up again."""
+    if code == NO_ROOM:
+        raise _unwritable(job.folder.parent)
+    if code == BUSY:
+        job.attempts, job.not_before = 0, time.monotonic() + PAUSE
+        return None
+    if code != 0 and job.attempts >= ATTEMPTS:
+        try:
+            _record_failure(job.config, job.folder, f"its process ended with code {code}, {ATTEMPTS} times")
+        except OSError:
+            raise _unwritable(job.folder.parent) from None
+    record = read_record(job.folder) if (job.folder / RECORD).exists() else None
+    return record if record is not None and record.status != "stopped" else None
+
+
+def _unwritable(folder: Path) -> ManymaxError:
+    return ManymaxError(
+        f"{folder} cannot be written to: the disk is full, or the folder is closed. Finished runs are kept; "
+        "make room and start the study again."
+    )
+
+
+def _stop(processes: Sequence[BaseProcess]) -> None:
+    """Let the runs under way save themselves; those that do not within a minute are ended."""
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.join(timeout=60)
+        if process.is_alive():
+            process.kill()
+
+
+def _work(config: RunConfig, folder: Path, checkpoint_seconds: float) -> None:
+    """One run in a process of its own; what it has to say is in its record and in its exit code."""
+    if hasattr(os, "setsid"):
+        os.setsid()  # Ctrl-C goes to the parent alone, which asks each run once to stop
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    try:
+        _forget(folder)
+        try:
+            run(config, folder, checkpoint_seconds=checkpoint_seconds)
+        except ManymaxError as error:
+            _fail(config, folder, error, str(error))
+        except Exception as error:
+            _fail(config, folder, error, f"{type(error).__name__}: {error}")
+    except Busy:
+        sys.exit(BUSY)
+    except OSError:
+        sys.exit(NO_ROOM)
+
+
+def _forget(folder: Path) -> None:
+    """Remove the record of an earlier attempt that failed or was stopped."""
+    with locked(folder):
+        if _final(folder) is None:
+            (folder / RECORD).unlink(missing_ok=True)
+
+
+def _fail(config: RunConfig, folder: Path, error: Exception, reason: str) -> None:
+    if isinstance(error, Busy):
+        raise error
+    if _no_room(error, folder):
+        sys.exit(NO_ROOM)
+    _record_failure(config, folder, reason)
+
+
+def _die_with_parent() -> None:
+    """A run without its study would hold the lock against the next one."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+
+def _no_room(error: BaseException | None, folder: Path) -> bool:
+    """Whether nothing can be written in the folder any more; other libraries tell of it in words."""
+    while error is not None:
+        closed = isinstance(error, PermissionError) or getattr(error, "errno", None) == errno.EROFS
+        if closed and str(getattr(error, "filename", "")).startswith(str(folder)):
+            return True
+        if any(os.strerror(code) in str(error) for code in FULL):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _record_failure(config: RunConfig, folder: Path, reason: str) -> None:
+    """A record for a run that could not write one itself."""
+    with locked(folder):
+        if not (folder / RECORD).exists():
+            write_record(folder, new_record(config, "failed", reason=reason))
