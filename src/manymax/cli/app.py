@@ -12,7 +12,9 @@ from manymax.cli.docs import docs
 from manymax.cli.export import export
 from manymax.cli.losses import losses
 from manymax.cli.recommend import recommend
+from manymax.cli.report import report
 from manymax.cli.show import show
+from manymax.cli.study import study
 from manymax.cli.train import train
 
 app = typer.Typer(
@@ -28,6 +30,8 @@ app.add_typer(data, name="data")
 app.command()(train)
 app.command()(recommend)
 app.command()(export)
+app.command()(study)
+app.command()(report)
 app.command(hidden=True)(docs)
 
 

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from itertools import product
@@ -75,10 +75,14 @@ class StudyConfig(BaseModel):
         tables = [content.get("settings", {}), *content["grid"]]
         if not all(isinstance(table, Mapping) for table in tables):
             raise ArgumentError("`settings` and `grid` must be tables: [settings] and [[grid]].")
-        for name in (name for table in tables for name in table):
-            if name not in RunConfig.model_fields:
-                raise unknown_name("option", name, RunConfig.model_fields)
+        _check_names(name for table in tables for name in table)
         super().__init__(**content)
+
+
+def _check_names(names: Iterable[str]) -> None:
+    for name in names:
+        if name not in RunConfig.model_fields:
+            raise unknown_name("option", name, RunConfig.model_fields)
 
 
 def read_study_file(path: Path | None) -> StudyConfig:
@@ -98,6 +102,7 @@ def expand(study: StudyConfig, **overrides: Any) -> list[RunConfig]:
     >>> [(run.loss, run.solver) for run in expand(StudyConfig(grid=grid))][-2:]
     [('rg', 'gradient'), ('rg', 'als')]
     """
+    _check_names(overrides)
     runs = {config.content_hash(): config for config in _combinations(study, overrides)}
     return list(runs.values())
 

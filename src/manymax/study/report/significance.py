@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats  # type: ignore[import-untyped]
 
 from manymax.study.report.runs import Array, Trial
 
@@ -34,6 +33,8 @@ def compare(first: Trial, second: Trial, metric: str) -> Comparison | None:
     The seed makes the split, so only runs of the same seed can be paired; a user's differences are averaged over
     seeds first, because they are not independent of one another.
     """
+    from scipy import stats  # type: ignore[import-untyped]  # here: it takes a second, and other commands do not need it
+
     differences = _differences(first, second, metric)
     if differences.size < 2:
         return None

@@ -1,0 +1,108 @@
+"""`manymax study`: a grid of runs from a file, and its report."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from manymax.cli.console import put_json
+from manymax.errors import ArgumentError
+from manymax.study.config import RunConfig
+from manymax.study.records import Record
+from manymax.study.report import report
+from manymax.study.sweep import Outcome, expand, read_study_file, sweep
+
+EXIT_FAILED, EXIT_STOPPED = 1, 130
+
+
+def study(
+    file: Annotated[Path | None, typer.Argument(help="TOML file; the built-in quick study if left out.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the study; studies/NAME OF THE FILE if left out.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Runs at a time; as many as cores if left out.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A setting of every run, over the file's.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and do nothing.")] = False,
+    no_report: Annotated[bool, typer.Option("--no-report", help="Leave the report out.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print what became of the runs as JSON.")] = False,
+) -> None:
+    """Run a study and write its report.
+
+    Finished runs are not done again, so the same command goes on after any interruption, and a file that has grown
+    adds its new runs. Several machines may work on one shared folder.
+
+    \b
+    Examples:
+      manymax study                                  every member on planted data, in minutes
+      manymax study configs/q1_accuracy.toml
+      manymax study mine.toml --set epochs=20 --set data=ratings.csv --out studies/short
+      manymax study mine.toml --dry-run              what would be run
+    """
+    configs = expand(read_study_file(file), **_overrides(set_ or []))
+    folder = out or Path("studies") / (file.stem if file else "quick")
+    if dry_run:
+        for config in configs:
+            typer.echo(f"{config.content_hash()}  {describe(config)}")
+        return
+    start = time.perf_counter()
+    try:
+        outcome = sweep(configs, folder, workers=workers, hear=lambda so_far, record: _say(so_far, record, start))
+    except KeyboardInterrupt:
+        typer.echo(f"stopped; the same command goes on from there: {shlex.quote(str(folder))}", err=True)
+        raise typer.Exit(EXIT_STOPPED) from None
+    page = None if no_report else report(folder)
+    if json:
+        put_json({"folder": str(folder), "report": page and str(page), "runs": _summary(outcome)})
+    else:
+        typer.echo(_counts(outcome))
+        typer.echo(f"report: {page.resolve()}" if page else f"records: {folder.resolve()}")
+    if outcome.count("done") == 0:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _overrides(pairs: list[str]) -> dict[str, object]:
+    """NAME=VALUE as settings; values are written as in TOML, or as bare words."""
+    overrides: dict[str, object] = {}
+    for pair in pairs:
+        name, sign, value = pair.partition("=")
+        if not sign or not name.strip():
+            raise ArgumentError(f"`--set` must look like NAME=VALUE; got {pair!r}.")
+        overrides[name.strip()] = value.strip()
+    return overrides
+
+
+def describe(config: RunConfig) -> str:
+    """A run in a line: where, what, and which settings are not the usual ones."""
+    usual = RunConfig()
+    own = ("data", "backbone", "loss", "seed")
+    others = [n for n in RunConfig.model_fields if n not in own and getattr(config, n) != getattr(usual, n)]
+    details = "".join(f" {name}={getattr(config, name)}" for name in others)
+    return f"{config.data} {config.backbone} {config.loss}{details} seed={config.seed}"
+
+
+def _say(outcome: Outcome, record: Record, start: float) -> None:
+    """A line on stderr for each run that has ended."""
+    s, done = record.settings, len(outcome.records)
+    metric = next(((name, value) for name, value in record.test.items() if value is not None), None)
+    result = (
+        f"{metric[0]} {metric[1]:.4f}" if record.status == "done" and metric else f"{record.status}: {record.reason}"
+    )
+    left = (time.perf_counter() - start) / done * (outcome.total - done)
+    name = f"{s['data']} {s['backbone']} {s['loss']} seed {s['seed']}"
+    clock = f"  about {round(left)} s left" if done < outcome.total else ""
+    sys.stderr.write(f"[{done}/{outcome.total}] {name}: {result}{clock}\n")
+
+
+def _counts(outcome: Outcome) -> str:
+    counts = Counter(record.status for record in outcome.records)
+    return f"{outcome.total} runs: " + ", ".join(f"{count} {status}" for status, count in counts.items())
+
+
+def _summary(outcome: Outcome) -> list[dict[str, object]]:
+    return [{"hash": r.hash, "status": r.status, "reason": r.reason, "test": r.test} for r in outcome.records]
