@@ -90,9 +90,7 @@ def locked(folder: Path) -> Iterator[None]:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise Busy(
-                    f"another process is at work in {folder}: wait for it, or choose another folder."
-                ) from None
+                raise Busy(f"another process is at work in {folder}: wait for it, or choose another folder.") from None
         yield
     finally:
         os.close(descriptor)
