@@ -1,0 +1,197 @@
+"""Counts of work against counting by hand, and what a prediction must do whatever the machine."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields, replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import manymax
+from manymax.errors import ArgumentError, UnknownNameError
+from manymax.heads.options import HeadOptions
+from manymax.losses import FAMILY
+from manymax.ops.tree import HuffmanTree
+from manymax.theory import cost as module
+from manymax.theory.cost import Machine, Shape, Work, cost, is_sparse, measure_machine, predict_seconds
+
+# Orders of magnitude of a processor, all different.
+MACHINE = Machine(
+    flops=1e-11,
+    streamed=5e-10,
+    exponentials=1e-9,
+    passes=2e-10,
+    fresh=2e-9,
+    near=4e-10,
+    far=1e-9,
+    sorted=2e-8,
+    calls=4e-6,
+)
+SHAPE = Shape(batch=256, num_classes=20_000, dim=32, num_negatives=50)
+
+
+class Products(TorchDispatchMode):
+    """Counts the flops of all matrix products, those into a given tensor too."""
+
+    flops = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.__name__.partition(".")[0].rstrip("_")
+        if name in ("mm", "addmm", "bmm"):
+            left, right = args[-2:]
+            self.flops += 2 * left.numel() * right.shape[-1]
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["softmax", "taylor_softmax"])
+@pytest.mark.parametrize("way", module.WAYS)
+def test_flops_of_the_dense_members_are_those_that_torch_counts(name: str, way: str) -> None:
+    shape = Shape(batch=48, num_classes=160, dim=16)
+    queries, vectors = torch.randn(48, 16, requires_grad=True), torch.randn(160, 16, requires_grad=True)
+    target = torch.randint(160, (48,))
+    with Products() as counter:
+        if way == "plain":
+            FAMILY[name].loss(queries @ vectors.T, target).backward()
+        else:
+            getattr(manymax, f"linear_{name}_loss")(queries, vectors, target).backward()
+    assert cost(name, shape, way).flops == counter.flops
+
+
+def test_flops_of_shared_negatives_are_those_that_torch_counts() -> None:
+    shape = Shape(batch=48, num_classes=160, dim=16, num_negatives=20, shared=True)
+    queries, vectors = torch.randn(48, 16, requires_grad=True), torch.randn(160, 16, requires_grad=True)
+    sampler = manymax.samplers.UniformSampler(160)
+    with Products() as counter:
+        loss = manymax.linear_sampled_softmax_loss(
+            queries, vectors, torch.randint(160, (48,)), sampler, 20, shared=True
+        )
+        loss.backward()
+    positives = 4 * 48 * 16  # the gradients of the picked positives are weighted sums of vectors
+    assert cost("ssm", shape).flops == counter.flops + positives
+
+
+def test_a_thin_support_leaves_one_product() -> None:
+    shape = replace(SHAPE, support=3.0)
+    dense, few = cost("entmax", replace(SHAPE, support=SHAPE.num_classes / 2)), cost("entmax", shape)
+    table, entries = 256 * 20_000, 256 * (3 + 1)
+    assert dense.flops == 6 * table * 32
+    assert few.flops == (2 * table + 4 * entries) * 32
+    assert predict_seconds("entmax", shape, MACHINE) < predict_seconds("softmax", shape, MACHINE)
+
+
+def test_table_4_of_the_paper_with_its_missing_factors() -> None:
+    n, c, d, k = SHAPE.batch, SHAPE.num_classes, SHAPE.dim, SHAPE.num_negatives
+    length = HuffmanTree(torch.ones(c)).mean_length()
+    assert cost("softmax", SHAPE).flops == 6 * n * c * d
+    assert cost("nce", SHAPE).flops == cost("ssm", SHAPE).flops == 6 * n * (k + 1) * d
+    assert cost("hsm", SHAPE).flops == pytest.approx(6 * n * length * d)
+    assert cost("rg", SHAPE).flops == 6 * (c + n) * d**2
+    assert cost("ssm", replace(SHAPE, positives=2.5)).flops == pytest.approx(2.5 * 6 * n * (k + 1) * d)
+    assert cost("ssm", replace(SHAPE, num_candidates=200)).flops == 6 * n * (k + 1) * d + 2 * n * 200 * d
+
+
+def test_parameters_touched() -> None:
+    n, c, d, k = SHAPE.batch, SHAPE.num_classes, SHAPE.dim, SHAPE.num_negatives
+    assert cost("softmax", SHAPE).parameters == cost("rg", SHAPE).parameters == c * d
+    assert cost("ssm", SHAPE).parameters == n * (k + 1) * d
+    assert cost("ssm", replace(SHAPE, num_negatives=c)).parameters == c * d  # no more than there are
+    assert cost("ssm", replace(SHAPE, shared=True)).parameters == (n + k) * d
+    assert cost("ssm", replace(SHAPE, num_candidates=60)).parameters == n * (60 + 1) * d
+    assert cost("ssm", replace(SHAPE, num_candidates=60, shared=True)).parameters == (n + 60) * d
+
+
+@given(batch=st.integers(1, 5000), num_classes=st.integers(1, 10**7))
+def test_blocks_are_those_of_the_heads(batch: int, num_classes: int) -> None:
+    shape = Shape(batch, num_classes, dim=1)
+    assert module._block(shape) == min(batch, HeadOptions().rows(num_classes)) * num_classes
+
+
+def test_blocks_keep_memory_below_full_tables() -> None:
+    shape = Shape(batch=4096, num_classes=50_000, dim=64)
+    block = HeadOptions().rows(50_000) * 50_000
+    gradients = 64 * (50_000 + 4096)
+    assert cost("softmax", shape).memory == 4 * (block + gradients)
+    assert cost("softmax", shape, "plain").memory == 4 * (3 * 4096 * 50_000 + gradients)
+    for name in FAMILY:
+        assert cost(name, shape).memory <= cost(name, shape, "plain").memory
+
+
+@pytest.mark.parametrize("name", list(FAMILY))
+@pytest.mark.parametrize("way", module.WAYS)
+@settings(max_examples=30)
+@given(data=st.data())
+def test_more_of_anything_costs_no_less(name: str, way: str, data: st.DataObject) -> None:
+    sizes = {
+        "batch": data.draw(st.integers(1, 5000)),
+        "num_classes": data.draw(st.integers(1, 10**7)),
+        "dim": data.draw(st.integers(1, 512)),
+        "num_negatives": data.draw(st.integers(1, 5000)),
+        "positives": data.draw(st.floats(0, 50)),
+        "num_candidates": data.draw(st.integers(0, 1000)),
+    }
+    shape = Shape(**sizes, shared=data.draw(st.booleans()), support=data.draw(st.none() | st.floats(1, 100)))
+    larger = data.draw(st.sampled_from(sorted(sizes)))
+    if larger == "num_classes" and is_sparse(FAMILY[name]):
+        larger = "dim"  # with more classes the same support may become a thin one, which is computed otherwise
+    more = replace(shape, **{larger: 2 * sizes[larger] + 1})
+    now, then = cost(name, shape, way), cost(name, more, way)
+    for figure in ("flops", "bytes", "parameters"):
+        assert 0 <= getattr(now, figure) <= getattr(then, figure) * (1 + 1e-9)
+    assert 0 < predict_seconds(name, shape, MACHINE, way) <= predict_seconds(name, more, MACHINE, way) * (1 + 1e-9)
+    assert now.memory > 0
+
+
+def test_seconds_are_counts_times_seconds_for_one() -> None:
+    work = Work(*range(1, 10))
+    for position, f in enumerate(fields(Work)):
+        assert work.seconds(Machine(**{f.name: 2.0})) == 2.0 * (position + 1)
+    assert (work + 2 * work).seconds(MACHINE) == pytest.approx(3 * work.seconds(MACHINE))
+
+
+def test_a_larger_table_is_farther_away() -> None:
+    gathered = [module._gather(rows, 64, 10.0) for rows in (10, 1 << 12, 1 << 15, 1 << 19, 1 << 25)]
+    assert [work.near + work.far for work in gathered] == pytest.approx([640.0] * 5)
+    far = [work.far for work in gathered]
+    assert far[:2] == [0, 0]
+    assert 0 < far[2] < 640
+    assert far[3:] == [640, 640]
+
+
+def test_a_machine_is_measured() -> None:
+    machine = measure_machine(0.01, dim=8)
+    assert all(value > 0 for value in asdict(machine).values())
+    # of any processor: a product is faster than a pass, a pass in cache than one over fresh memory
+    assert machine.flops < machine.passes < machine.fresh
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"batch": 0}, r"`batch` must be an integer of at least 1; got 0"),
+        ({"num_classes": -5}, "`num_classes` must be an integer of at least 1; got -5"),
+        ({"dim": 2.5}, "`dim` must be an integer of at least 1; got 2.5"),
+        ({"num_negatives": True}, "`num_negatives` must be an integer of at least 1; got True"),
+        ({"num_candidates": -1}, "`num_candidates` must be an integer of at least 0; got -1"),
+        ({"positives": -1.0}, "`positives` must be a finite number of at least 0; got -1.0"),
+        ({"support": float("nan")}, "`support` must be a finite number of at least 0; got nan"),
+        ({"path": float("inf")}, "`path` must be a finite number of at least 0; got inf"),
+    ],
+)
+def test_impossible_sizes_are_refused(sizes: dict[str, float], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        Shape(**({"batch": 1, "num_classes": 1, "dim": 1} | sizes))
+
+
+def test_other_wrong_arguments_are_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"`way` must be one of 'blocked', 'plain'; got 'plan'. Did you mean"):
+        cost("softmax", SHAPE, "plan")
+    with pytest.raises(UnknownNameError, match="did you mean 'softmax'"):
+        cost("softmx", SHAPE)
+    with pytest.raises(ArgumentError, match=r"`machine.flops` must be seconds, at least 0; got -1"):
+        Machine(flops=-1)
+    with pytest.raises(ArgumentError, match="`seconds` must be a finite number above 0; got 0"):
+        measure_machine(0)
