@@ -37,7 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "study.records": {"study.config", "study.data", "study.files"},
     "study.reference": set(),
     "study.backbones": {"study.data", "ops"},
-    "study.train": {"losses", "samplers", "study.backbones", "study.config", "study.course", "study.data", "study.seeds"},
+    "study.train": {"heads", "samplers", "study.backbones", "study.config", "study.course", "study.data", "study.seeds"},
     "study.train_als": {"als", "study.backbones", "study.course", "study.data", "study.train"},
     "study.evaluate": {"heads", "study.backbones", "study.data", "study.metrics"},
     "study.report": {"losses", "study.records", "study.reference"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,18 +53,29 @@ def write_tensors(path: Path, tensors: Tensors, about: dict[str, Any]) -> None:
     """Write tensors and what is to be known about them as one file, whole."""
     own = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     with whole(path) as partial:
-        partial.write_bytes(save(own, metadata={"about": json.dumps(about)}))
+        partial.write_bytes(save(own, metadata={"about": json.dumps(about), "crc32": _checksum(own)}))
 
 
 def read_tensors(path: Path, kind: str) -> tuple[Tensors, dict[str, Any]]:
     """The tensors and the metadata of a file; an error that says what is wrong with it."""
     try:
         with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {})["about"])
+            metadata = file.metadata() or {}
+            about = json.loads(metadata["about"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+        if metadata.get("crc32") != _checksum(tensors):
+            raise ValueError("the checksum is another")
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise ManymaxError(f"{path} is no {kind} of manymax, or damaged ({error}). Remove it to begin again.") from None
     return tensors, about
+
+
+def _checksum(tensors: Tensors) -> str:
+    """crc32 of the tensors' bytes in the order of their names."""
+    total = 0
+    for name in sorted(tensors):
+        total = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, total)
+    return f"{total:08x}"
 
 
 def prefixed(prefix: str, tensors: Tensors) -> Tensors:

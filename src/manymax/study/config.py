@@ -95,7 +95,7 @@ class RunConfig(BaseModel):
     correction: Literal["logq", "partition", "none"] = Field("logq", description="How sampled softmax uses log q.")
     hit_policy: Literal["keep", "mask"] | None = Field(None, description="Negatives that hit the positive.")
     debias: Literal["delta", "jackknife"] | None = Field(None, description="Takes the 1/k bias out of log Z.")
-    log_z: float = Field(0.0, description="Of NCE: the assumed log partition.")
+    log_z: float | None = Field(None, description="Of NCE: assumed log partition, else that of scores 0: log C.")
     learnable_log_z: bool = Field(False, description="Learn log_z along with the model.")
     multilabel: Literal["sum", "normalized"] = Field("sum", description="Sum over a user's positives, or mean.")
     label_smoothing: float = Field(0.0, ge=0, le=1, description="Share of the target spread over all items.")

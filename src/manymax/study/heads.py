@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -40,6 +41,8 @@ def build_head(config: RunConfig, split: Split) -> nn.Module:
     if member.kind == "tree":
         return _tree(config, split)
     options = _drawing(config, split) if member.kind == "sampled" else _exact(config)
+    if config.loss == "nce" and config.log_z is None:
+        options["log_z"] = math.log(split.num_items)  # where training begins; from 0 it first has to find that
     head: type[LinearHead] = getattr(manymax.heads, f"Linear{member.module.__name__}")
     return head(None, split.num_items, **options, **_given(config, OF_LOSS))
 
