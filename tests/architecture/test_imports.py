@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "study.train": {"heads", "samplers", "study.backbones", "study.config", "study.course", "study.data", "study.seeds"},
     "study.train_als": {"als", "study.backbones", "study.course", "study.data", "study.train"},
     "study.evaluate": {"heads", "study.backbones", "study.data", "study.metrics"},
-    "study.report": {"losses", "study.records", "study.reference"},
+    "study.report": {"losses", "study.files", "study.records", "study.reference"},
     "study": {*LIBRARY, "study"},
     "cli": {"losses", "samplers", "theory", "advisor", "study", ""},
     "": LIBRARY,  # manymax/__init__.py: the public names

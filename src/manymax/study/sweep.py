@@ -28,6 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from manymax.errors import ArgumentError, ManymaxError, unknown_name
 from manymax.study.config import RunConfig
 from manymax.study.files import Busy, locked
+from manymax.study.probe import PROBE, probe
 from manymax.study.records import RECORD, Record, new_record, read_record, write_record
 from manymax.study.run import CHECKPOINT_SECONDS, run
 
@@ -176,7 +177,7 @@ def sweep(
     try:
         while waiting or working:
             for job in _ready(waiting, slots - len(working)):
-                if (record := _final(job.folder)) is None:
+                if (record := _over(job.folder)) is None:
                     process = _start(job, checkpoint_seconds)
                     working[process.sentinel] = process, job
                 else:
@@ -219,6 +220,12 @@ def _final(folder: Path) -> Record | None:
     return record if record is not None and record.final else None
 
 
+def _over(folder: Path) -> Record | None:
+    """The record of a run at which nothing is left to do: a finished one has been probed too."""
+    record = _final(folder)
+    return None if record is not None and record.status == "done" and not (folder / PROBE).exists() else record
+
+
 def _start(job: Job, checkpoint_seconds: float) -> BaseProcess:
     job.attempts += 1
     process = _context().Process(target=_work, args=(job.config, job.folder, checkpoint_seconds), daemon=False)
@@ -231,7 +238,7 @@ def _context() -> SpawnContext | ForkServerContext:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["manymax.study.run"])
+    context.set_forkserver_preload(["manymax.study.probe"])
     return context
 
 
@@ -276,7 +283,9 @@ def _work(config: RunConfig, folder: Path, checkpoint_seconds: float) -> None:
     try:
         _forget(folder)
         try:
-            run(config, folder, checkpoint_seconds=checkpoint_seconds)
+            record = run(config, folder, checkpoint_seconds=checkpoint_seconds)
+            if record.status == "done":
+                probe(folder)
         except ManymaxError as error:
             _fail(config, folder, error, str(error))
         except Exception as error:

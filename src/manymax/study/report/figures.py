@@ -17,7 +17,7 @@ def curves(trials: Sequence[Trial], column: str, unit: str) -> Figure:
     """The validation metric against `column` of the epochs, one panel a data set and backbone."""
     names = metrics(trials)
     panels, without = [], set()
-    for place, here in _by_place(chosen(trials, names[0]) if names else []).items():
+    for place, here in _by_place(_chosen(trials)).items():
         drawn = [trial for trial in here if names[0] in trial.curve and column in trial.curve]
         without |= {trial.label for trial in here if trial not in drawn}
         lines = tuple(
@@ -71,7 +71,7 @@ def growth(trials: Sequence[Trial]) -> Figure:
     """How far from the Bayes ranking, against the number of training interactions, on data whose law is known."""
     lines: dict[tuple[str, str, str], dict[int, Trial]] = defaultdict(dict)
     regret = next((name for name in metrics(trials) if name.startswith("regret")), None)
-    for trial in chosen(trials, metrics(trials)[0]) if regret else []:
+    for trial in _chosen(trials) if regret else []:
         size = trial.runs[0].record.sizes.get("train")
         if regret in trial.runs[0].record.test and size:
             lines[trial.backbone, trial.label, trial.loss][size] = trial
@@ -95,7 +95,7 @@ def trade_off(trials: Sequence[Trial]) -> Figure:
     """Test metric against training seconds, one point a method."""
     names = metrics(trials)
     panels = []
-    for place, here in _by_place(chosen(trials, names[0]) if names else []).items():
+    for place, here in _by_place(_chosen(trials)).items():
         lines = []
         for trial, variant in _variants(here):
             seconds, value = trial.average(lambda r: r.seconds.get("training")), trial.mean(names[0])
@@ -106,3 +106,60 @@ def trade_off(trials: Sequence[Trial]) -> Figure:
             panels.append(Panel(", ".join(place), x_label, f"test {short(names[0])}", tuple(lines), log_x=True))
     note = "Up and to the left is better. Seconds compare fairly where the runs had the machine to themselves."
     return Figure("trade_off", "What a result costs", note, tuple(panels))
+
+
+def heat_maps(trials: Sequence[Trial], what: str) -> Figure:
+    """`what` of the probes, "gradients" or "jacobian", one panel a loss, where most losses have been probed."""
+    places = _by_place(trial for trial in _chosen(trials) if trial.runs[0].probe.get(what))
+    place, here = max(places.items(), key=lambda item: len(item[1]), default=(("", ""), []))
+    labels = {
+        "gradients": ("rank of the item", "test user", "Gradients of the loss in the scores"),
+        "jacobian": ("item by score", "item by score", "Jacobians of the map for one test user"),
+    }
+    x_label, y_label, title = labels[what]
+    panels = tuple(
+        Panel(_heat_title(trial, what), x_label, y_label, values=tuple(map(tuple, trial.runs[0].probe[what])))
+        for trial in here
+    )
+    note = f"Sizes at trained models on {', '.join(place)}, best score first. Black: exactly 0, no signal."
+    return Figure(what, title, note, panels)
+
+
+def _heat_title(trial: Trial, what: str) -> str:
+    share = trial.runs[0].probe.get("zero_share")
+    return trial.label if what != "gradients" or share is None else f"{trial.label}: {share:.0%} of negatives at 0"
+
+
+def _chosen(trials: Sequence[Trial]) -> list[Trial]:
+    names = metrics(trials)
+    return chosen(trials, names[0]) if names else []
+
+
+def bias_variance(trials: Sequence[Trial]) -> Figure:
+    """Predicted and measured bias and variance of the sampled losses against k."""
+    panels = []
+    for trial in _chosen(trials):
+        rows = trial.runs[0].probe.get("approximations")
+        if trial.loss == "softmax" and rows:
+            panels += [_predicted_and_measured(trial, rows, what) for what in ("bias", "variance")]
+    note = (
+        "At the scores of models trained with softmax, uniform proposal, means over test users. Lines with error bars: "
+        "measured by draws; dashes: the Delta method. Offsets that no gradient sees are taken off."
+    )
+    return Figure("bias_variance", "Bias and variance, predicted and measured", note, tuple(panels))
+
+
+def _predicted_and_measured(trial: Trial, rows: Sequence[dict[str, Any]], what: str) -> Panel:
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        groups[row["member"], row["correction"] or ""].append(row)
+    lines: list[Line] = []
+    for (member, correction), points_of in groups.items():
+        loss = member if correction != "partition" else "rg"  # another colour: two forms of one member
+        name = f"{member} {correction}".strip()
+        ks = [row["num_negatives"] for row in points_of]
+        errors = [row[f"measured_{what}_error"] for row in points_of]
+        lines.append(Line(name, ks, [row[f"measured_{what}"] for row in points_of], loss, 0, errors))
+        lines.append(Line(f"{name}, predicted", ks, [row[f"predicted_{what}"] for row in points_of], loss, 1))
+    title = f"{', '.join(trial.place)}: {what}"
+    return Panel(title, "num_negatives", what, tuple(lines), log_x=True, log_y=what == "variance")

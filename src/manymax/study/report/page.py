@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -92,7 +92,8 @@ def build(study: Study) -> list[Section]:
         _curves(made),
         _sampling(made),
         _growth(made),
-        *(section(made) for section in PROBES),
+        _gradients(made),
+        _approximations(made),
         _cost(made),
         _paper(made),
         _data(made),
@@ -171,7 +172,26 @@ def _gaps(study: Study) -> Section:
     return Section("gaps", "What is missing", text, tables=_full(tables.not_done(study)), missing=tuple(gaps))
 
 
-PROBES: tuple[Callable[[Sequence[Trial]], Section], ...] = ()
+def _gradients(made: Sequence[Trial]) -> Section:
+    drawn = _drawn(figures.heat_maps(made, what) for what in ("gradients", "jacobian"))
+    gap = f"No model has been probed; `manymax study` does so for exact losses.{_probe_errors(made)}"
+    return Section("gradients", "Gradients", figures=drawn, missing=() if drawn else (gap,))
+
+
+def _approximations(made: Sequence[Trial]) -> Section:
+    drawn, table = figures.bias_variance(made), tables.approximations(made)
+    gap = (
+        f"Bias and variance are measured at models that `manymax study` has trained with softmax.{_probe_errors(made)}"
+    )
+    found = _drawn([drawn])
+    return Section(
+        "bias", "Bias and variance", figures=found, tables=_full(table), missing=() if found else (gap,), folded=True
+    )
+
+
+def _probe_errors(made: Sequence[Trial]) -> str:
+    errors = {run.probe["error"] for trial in made for run in trial.runs if "error" in run.probe}
+    return f" What went wrong: {'; '.join(sorted(errors))}" if errors else ""
 
 
 def _full(*found: Table) -> tuple[Table, ...]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from manymax.errors import ArgumentError, ManymaxError
 from manymax.losses import FAMILY
+from manymax.study.files import read_json
 from manymax.study.records import EPOCHS, RECORD, SETTINGS, USERS, Record, read_record, read_table
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -23,6 +24,7 @@ LOWER_IS_BETTER = ("regret", "topk_error")
 FIRST = ("ndcg", "precision", "recall", "regret")  # the metrics of the tables, in the paper's order
 CUTOFF = 20  # the paper's
 CHECKED = "ndcg@20"
+PROBE = "probe.json"
 BESIDE = ("bpr", "bce")  # not of the family
 
 
@@ -47,6 +49,12 @@ class Run:
             if "@" in name:  # epochs between two evaluations have no metrics
                 evaluated &= np.isfinite(values)
         return {name: values[evaluated] for name, values in columns.items()}
+
+    @cached_property
+    def probe(self) -> dict[str, Any]:
+        """What was measured of its model; empty where nothing was."""
+        path = self.folder / PROBE
+        return read_json(path) if path.is_file() else {}
 
     def users(self, metric: str) -> tuple[Array, Array] | None:
         """The ids and test metrics of the users with test items; None where nothing was written of them."""
@@ -99,7 +107,7 @@ def read_study(folder: Path) -> Study:
             continue
         try:
             run = Run(place, read_record(place))
-            _ = run.epochs, run.users(CHECKED)  # what cannot be read is known from the beginning
+            _ = run.epochs, run.users(CHECKED), run.probe  # what cannot be read is known from the beginning
             runs.append(run)
         except ManymaxError as error:
             unreadable.append(str(error))

@@ -278,6 +278,27 @@ def arrival(trial: Trial, metric: str, column: str, goal: float | None = None) -
     return float(curve[column][reached.argmax()]) if reached.any() else None
 
 
+def approximations(trials: Sequence[Trial]) -> Table:
+    """Predicted, exact and measured bias and variance of the sampled losses."""
+    rows = []
+    for trial in chosen(trials, (metrics(trials) or [""])[0]):
+        for row in trial.runs[0].probe.get("approximations", ()) if trial.loss == "softmax" else ():
+            heads = (*trial.place, f"{row['member']} {row['correction'] or ''}".strip(), str(row["num_negatives"]))
+            cells = [Cell(row[f"{how}_{what}"]) for what in ("bias", "variance") for how in ("predicted", "exact")]
+            drawn = [Cell(row[f"measured_{what}"], row[f"measured_{what}_error"]) for what in ("bias", "variance")]
+            rows.append((heads, (*cells[:2], drawn[0], *cells[2:], drawn[1], Cell(text=f"{row['in_range']:.0%}"))))
+    hows = ("predicted", "exact", "measured")
+    return Table(
+        name="approximations",
+        title="Bias and variance of the sampled losses",
+        heads=("data", "backbone", "loss", "k"),
+        columns=(*((what, how) for what in ("bias", "variance") for how in hows), ("Delta method", "in range")),
+        rows=tuple(rows),
+        note="Measured with the standard error of the mean. In range: the share of users for whom the prediction is "
+        "expected to hold to a tenth.",
+    )
+
+
 def data_sets(trials: Sequence[Trial]) -> Table:
     """How large each data set is after its filters."""
     rows = []

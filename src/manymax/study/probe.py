@@ -1,0 +1,108 @@
+"""What a trained model tells about its loss: gradients by rank, and bias and variance of the approximations.
+
+Written to `probe.json` in the folder of a finished run, for the report, which reads no models:
+
+    gradients       |d loss / d score| of some test users, a row a user, in bins of ranks (best score first); a bin
+                    is 0 only where every gradient in it is exactly 0
+    zero_share      the share of negatives whose gradient is exactly 0
+    jacobian        |J| of the map for the first of them, at the best-scored items; only of small data
+    approximations  of models trained with softmax: what the theory predicts for sampled losses under a uniform
+                    proposal, what is exact, and what draws measure, with standard errors
+    error           why there is nothing of this
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manymax.losses import FAMILY
+from manymax.losses.facts import Member
+from manymax.study.data.batches import Batch
+from manymax.study.evaluate import known_lists
+from manymax.study.files import write_json
+from manymax.study.run import load_model
+from manymax.study.seeds import generator
+from manymax.theory.bias_variance import drawn, estimate
+from manymax.theory.gradients import by_score, gradient, without_signal
+from manymax.theory.jacobian import jacobian
+
+PROBE = "probe.json"
+ROWS = 32  # test users
+BINS = 64  # of ranks
+TOP = 48  # items of the Jacobian
+SMALL = 2_000  # items up to which the whole Jacobian is computed
+NEGATIVES = (5, 10, 50, 100)
+DRAWS = 2_000
+SAMPLED = (("sampled_softmax", "logq"), ("sampled_softmax", "partition"), ("nce", "logq"))
+OWN = {"entmax": ("alpha",), "taylor_softmax": ("order",)}  # settings of a member's map
+
+
+def probe(folder: Path) -> None:
+    """Write `probe.json` for a finished run."""
+    try:
+        content = _measure(folder)
+    except Exception as error:  # whatever is wrong here, the run itself is fine
+        content = {"error": f"{type(error).__name__}: {error}"}
+    write_json(folder / PROBE, content)
+
+
+def _measure(folder: Path) -> dict[str, Any]:
+    config, model, _, _, split = load_model(folder)
+    if config.loss not in FAMILY or FAMILY[config.loss].kind not in ("exact", "quadratic"):
+        return {}
+    users = (split.test.lengths > 0).nonzero()[:ROWS, 0]
+    target = split.test.items[split.test.offsets[users]]
+    with torch.no_grad():
+        vectors = model.backbone.vectors()
+        history = known_lists(split, "test").padded(users, config.max_length)
+        scores = (model.backbone.queries(Batch(users, history), vectors) @ vectors.items.T).double()  # (N, C)
+    member, settings = FAMILY[config.loss], {name: getattr(config, name) for name in OWN.get(config.loss, ())}
+    found = {**_gradients(member, scores, target, settings)}
+    if config.loss == "softmax":
+        found["approximations"] = list(_approximations(scores, target, config.seed))
+    return found
+
+
+def _gradients(member: Member, scores: Tensor, target: Tensor, settings: dict[str, Any]) -> dict[str, Any]:
+    slopes = gradient(member, scores, target, **settings)
+    silent = without_signal(slopes, target).sum() / (slopes.numel() - len(target))
+    found = {"gradients": _binned(by_score(slopes, scores).abs()).tolist(), "zero_share": silent.item()}
+    if scores.shape[1] <= SMALL:
+        whole = by_score(jacobian(member, scores[0], target[0], **settings), scores[0])
+        found["jacobian"] = whole[:TOP, :TOP].abs().tolist()
+    return found
+
+
+def _binned(values: Tensor) -> Tensor:
+    """(N, C) to the means of at most BINS bins of columns."""
+    return torch.stack([part.mean(1) for part in values.tensor_split(min(BINS, values.shape[1]), dim=1)], dim=1)
+
+
+def _approximations(scores: Tensor, target: Tensor, seed: int) -> Iterator[dict[str, Any]]:
+    """Means over the users."""
+    for member, correction in SAMPLED:
+        for k in NEGATIVES:
+            predicted = estimate(member, scores, target, num_negatives=k, correction=correction)
+            draws = generator(seed, "probe", step=k)
+            measured = drawn(
+                member, scores, target, num_negatives=k, correction=correction, draws=DRAWS, generator=draws
+            )
+            yield {
+                "member": member,
+                "correction": correction if member == "sampled_softmax" else None,
+                "num_negatives": k,
+                "predicted_bias": predicted.bias.mean().item(),
+                "exact_bias": predicted.exact_bias.mean().item(),
+                "measured_bias": measured.bias.mean().item(),
+                "measured_bias_error": measured.bias_error.square().mean().div(len(scores)).sqrt().item(),
+                "predicted_variance": predicted.variance.mean().item(),
+                "exact_variance": predicted.exact_variance.mean().item(),
+                "measured_variance": measured.variance.mean().item(),
+                "measured_variance_error": measured.variance_error.square().mean().div(len(scores)).sqrt().item(),
+                "in_range": predicted.in_range.double().mean().item(),
+            }
