@@ -18,7 +18,7 @@ class Propagation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, vectors: Tensor, graph: Graph) -> Tensor:
         ctx.graph = graph
-        return graph.mean_of_rounds(vectors)
+        return graph.mean_of_rounds(vectors.contiguous())
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -30,7 +30,7 @@ class Graph(nn.Module):
 
         A = D^-1/2 B D^-1/2,  f(X) = (X + A X + ... + A^L X) / (L + 1)
 
-    with B the 0/1 matrix of neighbours and D their numbers. A is symmetric, and so is f. The rows of B are bags of
+    with B the 0/1 matrix of neighbours and D their numbers. A is symmetric, and so is f. Its rows are weighted bags of
     neighbours, which torch sums several times faster than it multiplies with a sparse matrix.
 
     Args:
@@ -41,7 +41,7 @@ class Graph(nn.Module):
 
     neighbours: Tensor
     offsets: Tensor
-    shrink: Tensor
+    weights: Tensor
 
     def __init__(self, train: Lists, num_items: int, layers: int) -> None:
         super().__init__()
@@ -50,10 +50,13 @@ class Graph(nn.Module):
         users, items = pairs // num_items, pairs % num_items
         by_item = items.argsort(stable=True)
         degrees = torch.cat([users.bincount(minlength=len(train)), items.bincount(minlength=num_items)])
+        neighbours = torch.cat([items + len(train), users[by_item]])
+        shrink = degrees.double().rsqrt()  # an isolated node has no entry to shrink
+        weights = shrink.repeat_interleave(degrees) * shrink[neighbours]
         # not saved: they follow from the data; int32 halves what each product has to read
-        self.register_buffer("neighbours", torch.cat([items + len(train), users[by_item]]).int(), persistent=False)
+        self.register_buffer("neighbours", neighbours.int(), persistent=False)
         self.register_buffer("offsets", nn.functional.pad(degrees.cumsum(0), (1, 0)).int(), persistent=False)
-        self.register_buffer("shrink", degrees.clamp(min=1).rsqrt().unsqueeze(1), persistent=False)
+        self.register_buffer("weights", weights.float(), persistent=False)
 
     def forward(self, vectors: Tensor) -> Tensor:
         """f(X), (U + C, d)."""
@@ -62,19 +65,23 @@ class Graph(nn.Module):
 
     def mean_of_rounds(self, vectors: Tensor) -> Tensor:
         """f(X) without a graph for gradients."""
-        total = reached = vectors
+        total, reached = vectors.clone(), vectors
         for _ in range(self.layers):
             reached = self.product(reached)
-            total = total + reached
-        return total / (self.layers + 1)
+            total += reached
+        return total.div_(self.layers + 1)
 
     def product(self, vectors: Tensor) -> Tensor:
         """A X."""
-        shrink = self.shrink.to(vectors.dtype)
-        sums = nn.functional.embedding_bag(
-            self.neighbours, vectors * shrink, self.offsets, mode="sum", include_last_offset=True
+        weights = self.weights.to(vectors.dtype)
+        return nn.functional.embedding_bag(
+            self.neighbours,
+            vectors,
+            self.offsets,
+            mode="sum",
+            per_sample_weights=weights,
+            include_last_offset=True,
         )
-        return sums * shrink
 
 
 class LightGCN(Backbone):

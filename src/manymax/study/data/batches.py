@@ -106,12 +106,13 @@ def training_batches(
     check_choice("positions", positions, ("all", "prefix"))
     if min(batch_size, max_length) < 1:
         raise ArgumentError(f"`batch_size` and `max_length` must be at least 1; got {batch_size} and {max_length}.")
-    train = split.train
-    if not backbone.needs_history:
-        return _pairs(train, batch_size, generator) if batches == "pairs" else _users(train, batch_size, generator)
-    if positions == "all":
-        return _sequences(train, batch_size, max_length, generator)
-    return _prefixes(train, batch_size, max_length, generator)
+    if not (split.train.lengths > (1 if backbone.needs_history else 0)).any():
+        enough = "two interactions" if backbone.needs_history else "an interaction"
+        raise ArgumentError(f"`split` has nothing to train on: no user has {enough} in its training part.")
+    if backbone.needs_history:
+        make = _sequences if positions == "all" else _prefixes
+        return make(split.train, batch_size, max_length, generator)
+    return (_pairs if batches == "pairs" else _users)(split.train, batch_size, generator)
 
 
 def _pairs(train: Lists, batch_size: int, generator: torch.Generator) -> Batches:

@@ -1,0 +1,187 @@
+"""Batches: each epoch goes over the training part exactly once, and grouping changes no loss."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import manymax
+from manymax import ArgumentError
+from manymax.losses.base import Target
+from manymax.study.data.batches import Batch, Batches, training_batches
+from manymax.study.data.interactions import Lists, Split
+from manymax.study.seeds import generator
+
+BY_ID, BY_HISTORY = SimpleNamespace(needs_history=False), SimpleNamespace(needs_history=True)
+C = 30
+
+items = st.lists(st.integers(0, C - 1), max_size=12)
+ragged = st.lists(items, min_size=1, max_size=15).map(lambda lists: [*lists, [3, 8]])  # something to learn from
+
+
+def split_of(lists: list[list[int]]) -> Split:
+    pairs = [(user, item) for user, items in enumerate(lists) for item in items]
+    users, items = torch.tensor(pairs, dtype=torch.long).reshape(-1, 2).T
+    train, empty = Lists.from_pairs(users, items, len(lists)), torch.zeros(0, dtype=torch.long)
+    nothing = Lists.from_pairs(empty, empty, len(lists))
+    return Split(train, nothing, nothing, C)
+
+
+def epoch(split: Split, reader: SimpleNamespace, batch_size: int = 8, seed: int = 0, **options) -> Batches:
+    return training_batches(split, reader, batch_size=batch_size, generator=generator(seed, "shuffle"), **options)
+
+
+def pairs_of(batch: Batch) -> Counter[tuple[int, int]]:
+    """The (user, item) pairs of a grouped target, with how often each counts."""
+    target = batch.target
+    assert isinstance(target, Target)
+    assert target.ids is not None
+    found: Counter[tuple[int, int]] = Counter()
+    for user, ids, weights in zip(batch.users, target.ids, target.weights, strict=True):
+        for item, weight in zip(ids, weights, strict=True):
+            if weight:
+                found[int(user), int(item)] += int(weight)
+    return found
+
+
+@given(ragged, st.integers(1, 20), st.sampled_from(["pairs", "users"]))
+def test_an_epoch_holds_every_pair_once(lists: list[list[int]], batch_size: int, batches: str) -> None:
+    found: Counter[tuple[int, int]] = Counter()
+    for batch in epoch(split_of(lists), BY_ID, batch_size, batches=batches):
+        assert batch.history is None
+        assert batch.users.unique().numel() == batch.users.numel()
+        found += pairs_of(batch)
+    assert found == Counter((user, item) for user, items in enumerate(lists) for item in items)
+
+
+@given(ragged, st.integers(1, 20))
+def test_batches_of_pairs_are_full(lists: list[list[int]], batch_size: int) -> None:
+    sizes = [pairs_of(batch).total() for batch in epoch(split_of(lists), BY_ID, batch_size)]
+    assert all(size == batch_size for size in sizes[:-1])
+    assert all(0 < size <= batch_size for size in sizes[-1:])
+
+
+@given(ragged, st.integers(1, 20))
+def test_batches_of_users_keep_users_whole_and_have_about_as_many_pairs(lists: list[list[int]], size: int) -> None:
+    found = [pairs_of(batch) for batch in epoch(split_of(lists), BY_ID, size, batches="users")]
+    seen = [user for batch in found for user in {user for user, _ in batch}]
+    assert len(seen) == len(set(seen))
+    assert all(0 < batch.total() < size + max(map(len, lists)) for batch in found)
+    assert len(found) <= math.ceil(sum(map(len, lists)) / size)
+
+
+@pytest.mark.parametrize("batches", ["pairs", "users"])
+def test_the_loss_of_a_batch_is_that_of_its_pairs(batches: str, seed: int) -> None:
+    lists = [[1, 2, 3, 3], [4], [], [5, 6, 1, 2, 9, 3, 3, 3], [7, 8]]
+    vectors, queries = torch.randn(C, 4), torch.randn(len(lists), 4)
+    for batch in epoch(split_of(lists), BY_ID, 6, seed, batches=batches):
+        pairs = torch.tensor(list(pairs_of(batch).elements()))
+        expected = torch.nn.functional.cross_entropy(queries[pairs[:, 0]] @ vectors.T, pairs[:, 1])
+        loss = manymax.linear_softmax_loss(queries[batch.users], vectors, batch.target)
+        torch.testing.assert_close(loss, expected)
+
+
+def rows_of(batch: Batch) -> list[tuple[int, tuple[int, ...]]]:
+    assert batch.history is not None
+    for row in batch.history.tolist():  # padding only at the end
+        real = [item != -100 for item in row]
+        assert real == sorted(real, reverse=True)
+    return [
+        (int(user), tuple(item for item in row if item != -100))
+        for user, row in zip(batch.users, batch.history.tolist(), strict=True)
+    ]
+
+
+@given(ragged, st.integers(1, 20), st.integers(1, 6))
+def test_all_positions_are_one_row_a_user(lists: list[list[int]], batch_size: int, max_length: int) -> None:
+    found = {}
+    for batch in epoch(split_of(lists), BY_HISTORY, batch_size, max_length=max_length):
+        assert batch.every_position
+        assert isinstance(batch.target, Tensor)
+        targets = iter(batch.target.tolist())
+        for user, history in rows_of(batch):
+            assert user not in found
+            found[user] = history, tuple(itertools.islice(targets, len(history)))
+        assert next(targets, None) is None
+        assert batch.target.numel() < batch_size + max_length
+    expected = {}
+    for user, items in enumerate(lists):
+        latest = items[-(max_length + 1) :]
+        if len(latest) > 1:
+            expected[user] = tuple(latest[:-1]), tuple(latest[1:])
+    assert found == expected
+
+
+@given(ragged, st.integers(1, 20), st.integers(1, 6))
+def test_prefixes_are_one_row_an_item(lists: list[list[int]], batch_size: int, max_length: int) -> None:
+    found: Counter[tuple[int, tuple[int, ...], int]] = Counter()
+    sizes = []
+    for batch in epoch(split_of(lists), BY_HISTORY, batch_size, positions="prefix", max_length=max_length):
+        assert not batch.every_position
+        assert isinstance(batch.target, Tensor)
+        sizes.append(batch.target.numel())
+        found.update((*row, target) for row, target in zip(rows_of(batch), batch.target.tolist(), strict=True))
+    assert found == Counter(
+        (user, tuple(items[max(0, place - max_length) : place]), items[place])
+        for user, items in enumerate(lists)
+        for place in range(1, len(items))
+    )
+    assert all(size == batch_size for size in sizes[:-1])
+
+
+MODES = [
+    (BY_ID, {"batches": "pairs"}),
+    (BY_ID, {"batches": "users"}),
+    (BY_HISTORY, {"positions": "all"}),
+    (BY_HISTORY, {"positions": "prefix"}),
+]
+
+
+@pytest.mark.parametrize(("reader", "options"), MODES)
+def test_the_order_is_the_generators_alone(reader: SimpleNamespace, options: dict[str, str]) -> None:
+    split = split_of([[(user * 7 + place) % C for place in range(9)] for user in range(20)])
+
+    def users(seed: int) -> list[int]:
+        return [user for batch in epoch(split, reader, 10, seed, **options) for user in batch.users.tolist()]
+
+    assert users(1) == users(1)
+    assert users(1) != users(2)
+
+
+@pytest.mark.parametrize(("reader", "options"), MODES)
+def test_a_batch_can_be_asked_for_by_its_number(reader: SimpleNamespace, options: dict[str, str]) -> None:
+    split = split_of([[(user * 7 + place) % C for place in range(9)] for user in range(20)])
+    batches = epoch(split, reader, 10, **options)
+    listed = list(batches)
+    assert len(listed) == len(batches) > 3
+    for number, batch in enumerate(listed):
+        assert torch.equal(batches[number].users, batch.users)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"batches": "pair"}, "`batches` must be one of 'pairs', 'users'; got 'pair'"),
+        ({"positions": "last"}, "`positions` must be one of 'all', 'prefix'; got 'last'"),
+        ({"batch_size": 0}, "`batch_size` and `max_length` must be at least 1; got 0 and 20"),
+        ({"max_length": 0}, "`batch_size` and `max_length` must be at least 1; got 8 and 0"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict, complaint: str) -> None:
+    with pytest.raises(ArgumentError, match=complaint):
+        epoch(split_of([[1, 2]]), BY_ID, **options)
+
+
+@pytest.mark.parametrize(("reader", "options"), MODES)
+def test_data_that_nothing_can_be_learned_from_is_refused(reader: SimpleNamespace, options: dict[str, str]) -> None:
+    lists = [[1], [2], []] if reader.needs_history else [[], []]
+    with pytest.raises(ArgumentError, match="`split` has nothing to train on"):
+        epoch(split_of(lists), reader, **options)

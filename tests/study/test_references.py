@@ -1,0 +1,99 @@
+"""BPR and BCE: the losses by their formulas, and the interface of every head."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import manymax
+from manymax import FAMILY
+from manymax.heads import LinearHead
+from manymax.samplers import UniformSampler
+from manymax.study.references import REFERENCES, LinearBCELoss, LinearBPRLoss, Reference, bce_loss, bpr_loss
+
+C, DIM = 23, 6
+
+each = pytest.mark.parametrize("row", REFERENCES.values(), ids=lambda row: row.name)
+
+
+def slow(name: str, positive: float, negative: list[float]) -> float:
+    def log_sigmoid(x: float) -> float:
+        return -math.log1p(math.exp(-x))
+
+    if name == "bpr":
+        return -sum(log_sigmoid(positive - s) for s in negative) / len(negative)
+    return -log_sigmoid(positive) - sum(log_sigmoid(-s) for s in negative) / len(negative)
+
+
+@each
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_head_is_the_formula_on_its_own_draws(row: Reference, shared: bool, seed: int) -> None:
+    queries, vectors = torch.randn(5, DIM, dtype=torch.float64), torch.randn(C, DIM, dtype=torch.float64)
+    target = torch.randint(C, (5,))
+    head = row.module(
+        None, C, num_negatives=4, shared=shared, generator=torch.Generator().manual_seed(seed), reduction="none"
+    )
+    value = head(queries, target, vectors)
+    draw = UniformSampler(C)(4, target=target, shared=shared, generator=torch.Generator().manual_seed(seed))
+    scores = queries @ vectors.T
+    for n in range(5):
+        ids = draw.ids if shared else draw.ids[n]
+        expected = slow(row.name, float(scores[n, target[n]]), [float(scores[n, j]) for j in ids])
+        assert float(value[n]) == pytest.approx(expected)
+
+
+@each
+def test_gradients(row: Reference, seed: int) -> None:
+    queries = torch.randn(3, DIM, dtype=torch.float64, requires_grad=True)
+    vectors = torch.randn(C, DIM, dtype=torch.float64, requires_grad=True)
+    target, generator = torch.randint(C, (3,)), torch.Generator()
+    head = row.module(None, C, num_negatives=3, generator=generator)
+
+    def loss(queries: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
+        generator.manual_seed(seed)
+        return head(queries, target, vectors)
+
+    assert torch.autograd.gradcheck(loss, (queries, vectors))
+
+
+def test_one_negative_of_bpr_is_sampled_softmax_without_correction(seed: int) -> None:
+    queries, vectors, target = torch.randn(9, DIM), torch.randn(C, DIM), torch.randint(C, (9,))
+    ours = LinearBPRLoss(None, C, num_negatives=1, generator=torch.Generator().manual_seed(1))
+    other = manymax.LinearSampledSoftmaxLoss(
+        None, C, num_negatives=1, correction="none", generator=torch.Generator().manual_seed(1)
+    )
+    torch.testing.assert_close(ours(queries, target, vectors), other(queries, target, vectors))
+
+
+def test_bce_of_large_scores_is_finite() -> None:
+    scores = torch.tensor([1e4, -1e4])
+    for loss in (bpr_loss, bce_loss):
+        assert loss(scores, scores.flip(0).unsqueeze(1)).isfinite().all()
+
+
+@each
+def test_a_reference_is_a_head_like_the_others(row: Reference, seed: int) -> None:
+    """A loop that knows no loss by name trains it: padded, grouped and single targets, own or tied vectors."""
+    target = torch.randint(C, (64,))
+    queries, head = nn.Parameter(torch.randn(64, DIM)), row.module(DIM, C, num_negatives=20)
+    optimizer = torch.optim.Adam([queries, *head.parameters()], lr=0.1)
+    for _ in range(60):
+        optimizer.zero_grad()
+        head(queries, target).backward()
+        optimizer.step()
+    assert isinstance(head, LinearHead)
+    assert (head.topk(queries, 1)[1].squeeze(1) == target).double().mean() > 0.6
+    assert head.scores(queries).shape == (64, C)
+    padded = torch.stack([target, torch.full_like(target, -100)], 1)
+    rows, grouped = manymax.group_pairs(torch.arange(64), target)
+    for form in (padded, grouped):
+        assert head(queries[rows], form, torch.randn(C, DIM)).isfinite()
+
+
+def test_references_are_no_members() -> None:
+    assert list(REFERENCES) == ["bpr", "bce"]
+    assert not set(REFERENCES) & set(FAMILY)
+    assert {row.module for row in REFERENCES.values()} == {LinearBPRLoss, LinearBCELoss}
