@@ -123,18 +123,18 @@ def last_of_each_pair(interactions: Interactions) -> Interactions:
     Where the data comes with a split, a pair stays in the earliest part that has it: an item seen in training is
     masked in evaluation and could never be found.
     """
+    pairs = interactions.users * interactions.num_items + interactions.items
+    if (pairs.sort().values.diff() != 0).all():
+        return interactions
     order = torch.arange(len(interactions))
     for key, descending in ((interactions.times, False), (interactions.parts, True)):
         if key is not None:
             order = order[key[order].argsort(stable=True, descending=descending)]
-    pairs = (interactions.users * interactions.num_items + interactions.items)[order]
-    pairs, places = pairs.sort(stable=True)
-    last = torch.ones_like(pairs, dtype=torch.bool)
-    last[:-1] = pairs[:-1] != pairs[1:]
-    if last.all():
-        return interactions
+    order = order[pairs[order].argsort(stable=True)]  # by pair, then by part and time: the last of each pair stays
+    last = torch.ones_like(order, dtype=torch.bool)
+    last[:-1] = pairs[order].diff() != 0
     keep = torch.zeros_like(last)
-    keep[order[places[last]]] = True
+    keep[order[last]] = True
     return interactions.rows(keep).with_step("repeated pairs", removed=int((~last).sum()))
 
 
