@@ -8,5 +8,6 @@ rates           what curvature means for gradient descent on a linear head
 bias_variance   how far an approximation is from the softmax loss
 gradients       ties, and which classes get a signal
 cost            what a step costs
+evidence        measurements that re-run a statement
 claims          every cell of the paper's tables, re-run
 """

@@ -241,7 +241,7 @@ def entmax_supremum(name: str) -> Finding:
             alpha = jacobian.ALPHAS.get(name) or setting["alpha"]
             bound = jacobian.supremum(member, num_classes, **setting)
             sharpest = torch.zeros(num_classes) if alpha == 2 else jacobian.sharpest_scores(num_classes, alpha)
-            scores = torch.cat([sharpest.double()[None], 3 * _normal(200, num_classes), _normal(200, num_classes)])
+            scores = torch.cat([sharpest.double()[None], 3 * _normal(40, num_classes), _normal(40, num_classes)])
             norms = jacobian.entmax_norm(entmax(scores, alpha), alpha)
             found.append((bool((norms <= bound + 1e-12).all() and norms[0] > bound - 1e-9), float(norms[0]), bound))
     _, reached, bound = found[-len(member.settings)]

@@ -1,0 +1,122 @@
+"""`manymax theory`, as a person and as a program see it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from io import StringIO
+
+import pytest
+import typer
+from rich.console import Console
+from typer.testing import CliRunner, Result
+
+from manymax.cli import console as look
+from manymax.cli import theory as theory_command
+from manymax.cli.theory import theory
+from manymax.theory import claims
+from manymax.theory.claims import CLAIMS, Claim
+from manymax.theory.evidence import Finding
+
+KEYS = {"table", "member", "property", "printed", "value", "source", "status", "holds", "measured"}
+
+
+def run(*arguments: str) -> Result:
+    app = typer.Typer()
+    app.command()(theory)
+    return CliRunner().invoke(app, list(arguments))
+
+
+def use(monkeypatch: pytest.MonkeyPatch, *rows: Claim) -> None:
+    for module in (claims, theory_command):
+        monkeypatch.setattr(module, "CLAIMS", rows)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every claim, with a check that takes no time."""
+    use(monkeypatch, *(replace(claim, check=lambda: Finding(True, "3 of [bold]3[/bold]")) for claim in CLAIMS))
+
+
+@pytest.mark.usefixtures("quick")
+class TestOutput:
+    def test_every_cell_is_one_line(self) -> None:
+        result = run()
+        assert result.exit_code == 0
+        lines = result.stdout.splitlines()
+        for claim in CLAIMS:
+            parts = (claim.member, claim.property, claim.printed, claim.value, claim.status, claim.source)
+            assert any(all(part in line for part in parts) for line in lines), claim
+        titles = ["Table 1: exact members", "Table 2: approximations", "Table 4: cost of an epoch"]
+        assert all(title in lines for title in titles)
+        assert lines[-1].startswith(f"{len(CLAIMS)} cells: ")
+        assert lines[-1].endswith(f"{len(CLAIMS)} checks of {len(CLAIMS)} hold.")
+        assert "3 of [bold]3[/bold]" in result.stdout
+
+    def test_json_has_every_cell(self) -> None:
+        records = json.loads(run("--json").stdout)
+        assert [(r["table"], r["member"], r["property"]) for r in records] == [
+            (claim.table, claim.member, claim.property) for claim in CLAIMS
+        ]
+        assert all(set(record) == KEYS for record in records)
+        assert all(record["holds"] is True for record in records)
+
+    def test_one_table(self) -> None:
+        assert {record["table"] for record in json.loads(run("--table", "2", "--json").stdout)} == {"Table 2"}
+
+    @pytest.mark.parametrize("table", ["0", "5", "two"])
+    def test_there_are_four_tables(self, table: str) -> None:
+        result = run("--table", table)
+        assert result.exit_code == 2
+        assert "--table" in result.stderr
+
+    @pytest.mark.parametrize("width", [60, 100, 300])
+    def test_nothing_is_cut_off_in_a_terminal(self, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+        screen = StringIO()
+        terminal = Console(
+            file=screen, force_terminal=True, color_system=None, width=width, markup=False, highlight=False
+        )
+        monkeypatch.setattr(look, "open_console", lambda: terminal)
+        assert run().exit_code == 0
+        assert max(map(len, screen.getvalue().splitlines())) <= width
+        assert "…" not in screen.getvalue()
+        words = " ".join(screen.getvalue().split())
+        assert words.count("contradicted") > sum(claim.status == "contradicted" for claim in CLAIMS)
+
+    def test_help_gives_examples_that_work(self) -> None:
+        lines = [line.strip() for line in run("--help").stdout.splitlines()]
+        examples = [line.split()[2:] for line in lines if line.startswith("manymax theory")]
+        assert len(examples) == 3
+        assert all(run(*example).exit_code == 0 for example in examples)
+
+
+@pytest.mark.parametrize("status", ["confirmed", "corrected", "contradicted"])
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_a_claim_that_fails_is_reported(monkeypatch: pytest.MonkeyPatch, status: str, options: tuple[str, ...]) -> None:
+    false = replace(CLAIMS[0], status=status, check=lambda: Finding(False, "0.7 found"))
+    use(monkeypatch, replace(CLAIMS[1], check=lambda: Finding(True, "fine")), false)
+    result = run(*options)
+    assert result.exit_code == 1
+    assert f"softmax, consistency: marked {status}, but the check does not hold: 0.7 found" in result.stderr
+    if options:
+        assert [record["holds"] for record in json.loads(result.stdout)] == [True, False]
+    else:
+        assert "DOES NOT HOLD: 0.7 found" in result.stdout
+        assert "1 checks of 2 hold" in result.stdout
+
+
+def test_a_check_that_breaks_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks() -> Finding:
+        raise RuntimeError("out of luck")
+
+    use(monkeypatch, replace(CLAIMS[0], check=breaks))
+    result = run()
+    assert result.exit_code == 1
+    assert "the check broke: RuntimeError: out of luck" in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_the_tables_really_run() -> None:
+    result = run("--table", "3")
+    assert result.exit_code == 0, result.stderr
+    assert "18 cells" in result.stdout
