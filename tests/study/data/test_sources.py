@@ -421,6 +421,7 @@ class TestWhatIsMeant:
             ("ml-1n", {}, "unknown data set 'ml-1n': did you mean 'ml-1m'.* There is no file of that name either"),
             ("nowhere/a.csv", {}, "nowhere/a.csv does not exist"),
             ("a.csv", {}, "a.csv does not exist"),
+            ("planted", {"columns": {"user": "a"}}, "`columns` is for own tables; planted has"),
             ("ml-1m", {"size": "tiny"}, "`size` is of planted data"),
             ("ml-1m", {"columns": {"user": "a"}}, "`columns` is for own tables; ml-1m has columns that are known"),
         ],
@@ -428,6 +429,18 @@ class TestWhatIsMeant:
     def test_faults(self, data: str, options: dict, message: str) -> None:
         with pytest.raises(ManymaxError, match=message):
             load(data, **options)
+
+    def test_a_name_is_a_name_even_where_a_file_is_called_so(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        for name in ("planted", "planted-tiny", "ml-1m"):
+            (tmp_path / name).mkdir()
+        assert load("planted-tiny").truth is not None
+        with pytest.raises(ArgumentError, match=r"ml-1m is not there"):
+            load("ml-1m", folder=tmp_path / "cache")
+        with pytest.raises(ArgumentError, match=r"planted is of no known format"):
+            load("./planted")
 
     def test_unknown_formats(self, tmp_path: Path) -> None:
         (tmp_path / "a.xlsx").touch()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from manymax.study.data.planted import DEFAULT, SIZES, Truth, plant
 from manymax.study.data.sources import FORMATS, SOURCES, Columns, Filters, Source
 from manymax.study.data.sources import table as own_table
 
-PLANTED = "planted"
+PLANTED = re.compile(r"planted(-[\w-]+)?")  # a name, also where a file is called so: ./planted is that file
 
 
 @dataclass(frozen=True)
@@ -64,26 +65,27 @@ def load(
     folder: str | Path | None = None,
 ) -> Loaded:
     """Read all interactions of a data set. Args: as of `prepare`."""
-    if str(data).startswith(PLANTED) and not Path(data).exists():
-        return _planted(str(data), size, seed)
+    if isinstance(data, str) and PLANTED.fullmatch(data):
+        _only_for_tables(columns, data)
+        return _planted(data, size, seed)
     if size is not None:
         raise ArgumentError(f"`size` is of planted data; got {size!r} with {str(data)!r}. Leave it out.")
-    if str(data) in SOURCES:
-        _only_for_tables(columns, str(data))
-        return Loaded(_named(SOURCES[str(data)], Path(folder) if folder else cache()))
+    if isinstance(data, str) and data in SOURCES:
+        _only_for_tables(columns, data)
+        return Loaded(_named(SOURCES[data], Path(folder) if folder else cache()))
     return Loaded(_file(Path(data).expanduser(), columns, name))
 
 
 def _planted(data: str, size: str | None, seed: int) -> Loaded:
     """`planted`, or `planted-SIZE`."""
-    of_name = data.removeprefix(PLANTED).removeprefix("-")
+    of_name = data.removeprefix("planted").removeprefix("-")
     if of_name and size is not None and size != of_name:
         raise ArgumentError(f"`size` {size!r} is not that of {data!r}. Give one of them.")
     try:
         interactions, truth = plant(size or of_name or DEFAULT, seed)
     except ManymaxError as error:
         if size is None and "x" not in of_name:
-            raise unknown_name("data set", data, [*SOURCES, *(f"{PLANTED}-{each}" for each in SIZES)]) from error
+            raise unknown_name("data set", data, [*SOURCES, *(f"planted-{each}" for each in SIZES)]) from error
         raise
     return Loaded(interactions, truth)
 
