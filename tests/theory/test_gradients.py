@@ -16,6 +16,8 @@ import manymax
 from manymax.errors import ArgumentError, ArgumentTypeError
 from manymax.losses import FAMILY
 from manymax.theory import gradients as theory
+from manymax.theory.jacobian import jacobian
+from manymax.theory.order import member_map
 from tests.exact import Case, cases, labels, normal
 
 ROWS = st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_size=5)
@@ -171,6 +173,14 @@ def test_order_by_score() -> None:
     assert theory.by_score(matrix, scores).tolist() == [[4.0, 5.0, 3.0], [7.0, 8.0, 6.0], [1.0, 2.0, 0.0]]
     rows = torch.stack([scores, -scores])
     assert theory.by_score(rows, rows).tolist() == [[2.0, 1.0, 0.0], [0.0, -1.0, -2.0]]
+
+
+@pytest.mark.parametrize("case", cases())
+def test_the_jacobian_of_the_top_is_a_block_of_the_whole(case: Case) -> None:
+    scores, label = normal(9), torch.tensor(4)
+    whole = theory.by_score(jacobian(case.member, scores, label, method="autograd", **case.setting), scores)
+    block = theory.top_jacobian(member_map(case.member, label, **case.setting), scores, 5)
+    torch.testing.assert_close(block, whole[:5, :5])
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from torch import Tensor
 from manymax.errors import ArgumentError, ArgumentTypeError
 from manymax.losses.facts import Member
 from manymax.ops.checks import check_scores
+from manymax.theory.order import Map
 
 
 def discounts(num_classes: int, cutoff: int | None = None) -> Tensor:
@@ -254,6 +255,29 @@ def by_score(matrix: Tensor, scores: Tensor) -> Tensor:
     if scores.ndim == 1:
         return matrix[order][:, order]
     return matrix.gather(-1, order)
+
+
+def top_jacobian(map: Map, scores: Tensor, count: int) -> Tensor:
+    """The Jacobian among the classes with the highest scores, in their order, without a (C, C) table.
+
+    Args:
+        map: scores (C,) to probabilities (C,).
+        scores: (C,).
+        count: how many classes, n.
+
+    Returns:
+        (n, n).
+
+    Example:
+        >>> import manymax
+        >>> top_jacobian(manymax.sparsemax, torch.tensor([-1.0, 1.0, 0.5]), 2)
+        tensor([[ 0.5000, -0.5000],
+                [-0.5000,  0.5000]])
+    """
+    leaf = scores.detach().requires_grad_()
+    probs, order = map(leaf), scores.argsort(dim=-1, descending=True, stable=True)[:count]
+    rows = [torch.autograd.grad(probs[i], leaf, retain_graph=True)[0][order] for i in order]
+    return torch.stack(rows)
 
 
 def _check_relevant(values: Tensor, relevant: Tensor) -> None:
