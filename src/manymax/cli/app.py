@@ -7,7 +7,9 @@ from typing import Annotated
 import typer
 
 from manymax import __version__
+from manymax.cli.advise import advise
 from manymax.cli.data import data
+from manymax.cli.diagnose import diagnose
 from manymax.cli.docs import docs
 from manymax.cli.export import export
 from manymax.cli.losses import losses
@@ -26,6 +28,8 @@ app = typer.Typer(
 )
 app.command()(losses)
 app.command()(show)
+app.command()(diagnose)
+app.command()(advise)
 app.add_typer(data, name="data")
 app.command()(train)
 app.command()(recommend)

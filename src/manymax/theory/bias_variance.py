@@ -394,7 +394,7 @@ class _SumOfDraws:
         k = num_negatives
         fixed = self.fixed + k * self.shift
         divisor = k if correction in ("partition", "importance") else k + 1
-        return fixed, fixed + k * self.drawn_mean, self.log_scale - math.log(divisor)
+        return fixed, self.fixed + k, self.log_scale - math.log(divisor)  # shift + w has mean 1
 
     @property
     def drawn_mean(self) -> Tensor:

@@ -1,0 +1,269 @@
+"""The theory at work on the scores of a model: every approximation's bias and variance, and who gets a gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from manymax.errors import ArgumentError, ManymaxError
+from manymax.losses import FAMILY
+from manymax.losses.facts import Member
+from manymax.ops.tree import HuffmanTree
+from manymax.study.data.interactions import PADDING
+from manymax.study.files import whole, write_json
+from manymax.study.serve import Served
+from manymax.theory.bias_variance import (
+    APPROXIMATIONS,
+    DRAWING,
+    ESTIMATES,
+    divergences,
+    drawn,
+    estimate,
+    tree_log_probs,
+)
+from manymax.theory.gradients import by_score, gradient, tie_loss, top_jacobian, undrawn_probability, without_signal
+from manymax.theory.jacobian import spectral_norm
+from manymax.theory.order import member_map
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DIM = 16  # of vectors, where nothing else is known
+PROPOSALS = ("uniform", "popularity")
+IMAGES = ("png", "svg")
+NORM_ROWS, NORM_STEPS = 8, 100  # of the power iteration: what it is for takes two digits
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is looked at: scores (N, C), a label (N,) for each row, and a proposal log q (C,).
+
+    dim: size of the vectors that scores are inner products of.
+    counts: (C,) how often each class occurs, or None where nobody knows.
+    """
+
+    name: str
+    scores: Tensor
+    target: Tensor
+    log_q: Tensor
+    dim: int
+    counts: Tensor | None = None
+
+    @property
+    def num_classes(self) -> int:
+        """C."""
+        return self.scores.shape[-1]
+
+
+def _gaussian(rows: int, num_classes: int, generator: torch.Generator) -> Tensor:
+    return 2 * torch.randn(rows, num_classes, generator=generator, dtype=torch.float64)
+
+
+def _zipf(rows: int, num_classes: int, generator: torch.Generator) -> Tensor:
+    ranks = torch.rand(rows, num_classes, generator=generator).argsort(-1) + 1
+    return -1.2 * ranks.double().log()
+
+
+def _inner_products(rows: int, num_classes: int, generator: torch.Generator) -> Tensor:
+    queries, items = (torch.randn(n, 16, generator=generator, dtype=torch.float64) for n in (rows, num_classes))
+    return queries @ items.T / 2
+
+
+BUILT_IN: dict[str, Callable[[int, int, torch.Generator], Tensor]] = {
+    "gaussian": _gaussian,  # normal with standard deviation 2
+    "zipf": _zipf,  # P falls like rank^-1.2, in a random order
+    "factors": _inner_products,  # of random vectors in 16 dimensions
+}
+
+
+def built_in(name: str, rows: int, num_classes: int, generator: torch.Generator) -> Subject:
+    """Scores that come with the package."""
+    return from_scores(name, BUILT_IN[name](rows, num_classes, generator), rows, generator)
+
+
+def from_scores(name: str, scores: Tensor, rows: int, generator: torch.Generator) -> Subject:
+    """The first rows of given scores (N, C); labels are drawn from their softmax, and the proposal is uniform."""
+    if scores.ndim != 2 or not scores.numel() or not scores.is_floating_point():
+        raise ArgumentError(
+            f"scores must be a float table (rows, classes); {name} has shape {tuple(scores.shape)}, {scores.dtype}."
+        )
+    scores = scores[:rows].double()
+    probs = scores.softmax(-1)
+    if not probs.isfinite().all():
+        raise ArgumentError(f"scores must be finite, or -inf to mask a class; {name} has a row that is not.")
+    target = torch.multinomial(probs, 1, generator=generator).squeeze(-1)
+    return Subject(name, scores, target, torch.full_like(probs[0], -math.log(scores.shape[-1])), DIM)
+
+
+@torch.no_grad()
+def of_run(folder: Path, rows: int, proposal: str, generator: torch.Generator) -> Subject:
+    """The scores of a trained model for users drawn from those with a test item; the label is their first one."""
+    served = Served.load(folder)
+    split, model = served.split, served.model
+    having = (split.test.lengths > 0).nonzero().squeeze(-1)
+    users = having[torch.randperm(len(having), generator=generator)[:rows]]
+    vectors = model.backbone.vectors()
+    queries = replace(served, known=split.train).queries(users, vectors)
+    items = vectors.items if model.takes_items else None
+    scores: Tensor = model.head.scores(queries, linear_weight=items)  # type: ignore[operator]
+    counts = split.train.items.bincount(minlength=split.num_items).double()
+    smoothed = counts + 1  # every class can be drawn
+    log_q = smoothed.log() if proposal == "popularity" else torch.zeros_like(smoothed)
+    target = split.test.padded(users)[:, 0]
+    assert (target != PADDING).all()
+    return Subject(str(folder), scores.double(), target, log_q.log_softmax(-1), served.config.dim, counts)
+
+
+def bias_variance(
+    subject: Subject, sizes: Sequence[int], draws: int, generator: torch.Generator
+) -> Iterator[dict[str, Any]]:
+    """One row for each approximation and k: means over the rows of scores, at their labels.
+
+    Draws are the same for all rows, so their errors add up: the error of a mean is the mean of the errors.
+    """
+    for name, settings in _approximations(subject, sizes):
+        found = estimate(name, subject.scores, subject.target, **settings)
+        row: dict[str, Any] = {
+            "member": name,
+            "correction": settings.get("correction"),
+            "num_negatives": settings.get("num_negatives"),
+        }
+        parts = ("asymptotic", "curvature", "variance", "exact_bias", "exact_variance", "deviation", "offset")
+        row |= {part: float(getattr(found, part).mean()) for part in parts}
+        row["in_range"] = float(found.in_range.double().mean())
+        if draws and name in DRAWING:
+            result = drawn(name, subject.scores, subject.target, **settings, draws=draws, generator=generator)
+            row |= {f"drawn_{key}": float(value.mean()) for key, value in vars(result).items()}
+        yield row
+
+
+def _approximations(subject: Subject, sizes: Sequence[int]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(member, its settings) for all that `estimate` knows."""
+    masked = bool((subject.scores == -torch.inf).any())
+    for name in APPROXIMATIONS:
+        if name == "sampled_softmax":
+            corrections = [c for c in ESTIMATES if not (masked and c == "importance")]
+            yield from (
+                (name, {"log_q": subject.log_q, "num_negatives": k, "correction": c})
+                for c in corrections
+                for k in sizes
+            )
+        elif name == "nce":
+            yield from ((name, {"log_q": subject.log_q, "num_negatives": k}) for k in sizes)
+        elif name == "hierarchical_softmax":
+            tree = HuffmanTree(subject.log_q.exp() if subject.counts is None else subject.counts)
+            yield name, {"tree": tree_log_probs(subject.scores, tree, subject.dim)}
+        elif name != "softmax":
+            yield name, {}
+
+
+def signals(subject: Subject, sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Who gets no gradient, how steep the map is, and what ties of probabilities cost, one row a member.
+
+    silent: share of the negatives whose gradient is 0; for sampled members that of classes that are not drawn.
+    norm: spectral norm of the map's Jacobian, the mean over a few rows.
+    tie_loss: DCG lost by ranking by probabilities, ties at random, where the label is the only relevant class.
+    """
+    relevant = torch.nn.functional.one_hot(subject.target, subject.num_classes).bool()
+    for member in _mapped():
+        map = member_map(member, subject.target, **member.settings[0])
+        some = member_map(member, subject.target[:NORM_ROWS], **member.settings[0])
+        gradients = gradient(member, subject.scores, subject.target, **member.settings[0])
+        yield {
+            "member": member.name,
+            "num_negatives": None,
+            "silent": float(without_signal(gradients, subject.target).sum()) / float((~relevant).sum()),
+            "norm": float(spectral_norm(some, subject.scores[:NORM_ROWS], iterations=NORM_STEPS).mean()),
+            "tie_loss": float(tie_loss(map(subject.scores), relevant).mean()),
+        }
+    for name in DRAWING:
+        for k in sizes:
+            silent = float(undrawn_probability(subject.log_q, k).mean())
+            yield {"member": name, "num_negatives": k, "silent": silent, "norm": None, "tie_loss": None}
+
+
+def _mapped() -> list[Member]:
+    """The members whose loss sees all scores."""
+    return [member for member in FAMILY.values() if member.map is not None]
+
+
+def heat_maps(subject: Subject, classes: int) -> dict[str, Figure]:
+    """Gradients (rows x classes) and Jacobians (classes x classes) of all maps, classes in the order of the scores.
+
+    Exact zeros are black. Both colours reach down to a thousandth of the largest entry of a panel.
+    """
+    scores, target = subject.scores, subject.target
+    gradients, jacobians = [], []
+    for member in _mapped():
+        setting = member.settings[0]
+        title = f"{member.name} {setting['alpha']}" if "alpha" in setting else member.name
+        gradients.append((title, by_score(gradient(member, scores, target, **setting), scores)[:, :classes]))
+        map = member_map(member, target[0], **setting)
+        jacobians.append((title, top_jacobian(map, scores[0], min(classes, subject.num_classes))))
+    return {
+        "gradients": _panels(gradients, "classes by score", "rows"),
+        "jacobians": _panels(jacobians, "classes by score", "classes by score"),
+    }
+
+
+def _panels(matrices: Sequence[tuple[str, Tensor]], horizontal: str, vertical: str) -> Figure:
+    import matplotlib
+    from matplotlib.colors import SymLogNorm
+    from matplotlib.figure import Figure
+
+    colours = matplotlib.colormaps["RdBu_r"].with_extremes(bad="black")
+    columns = 3
+    rows = -(-len(matrices) // columns)
+    figure = Figure(figsize=(4 * columns, 3.4 * rows), layout="constrained")
+    for at, (title, matrix) in enumerate(matrices):
+        axes = figure.add_subplot(rows, columns, at + 1)
+        largest = float(matrix.abs().max()) or 1.0
+        norm = SymLogNorm(linthresh=largest / 1000, vmin=-largest, vmax=largest)
+        shown = torch.where(matrix == 0, torch.nan, matrix).numpy()
+        image = axes.imshow(shown, cmap=colours, norm=norm, aspect="auto", interpolation="nearest")
+        axes.set(title=title, xlabel=horizontal, ylabel=vertical)
+        figure.colorbar(image, ax=axes)
+    return figure
+
+
+def diagnose(subject: Subject, sizes: Sequence[int], draws: int, generator: torch.Generator) -> dict[str, Any]:
+    """All that can be said in numbers."""
+    between = {k: divergences(subject.scores, subject.log_q, k) for k in sizes}
+    return {
+        "scores": subject.name,
+        "rows": len(subject.scores),
+        "classes": subject.num_classes,
+        "draws": draws,
+        "divergences": [
+            {"num_negatives": k, **{name: float(values.mean()) for name, values in found.items()}}
+            for k, found in between.items()
+        ],
+        "bias_variance": list(bias_variance(subject, sizes, draws, generator)),
+        "signals": list(signals(subject, sizes)),
+    }
+
+
+def write(folder: Path, content: dict[str, Any], figures: dict[str, Figure]) -> list[Path]:
+    """The numbers as `diagnosis.json` and each figure as PNG and SVG, each file whole."""
+    import matplotlib
+
+    paths = [folder / "diagnosis.json"]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(paths[0], content)
+        for name, figure in figures.items():
+            with matplotlib.rc_context({"svg.hashsalt": name}):  # the same scores give the same file
+                for suffix in IMAGES:
+                    paths.append(folder / f"{name}.{suffix}")
+                    with whole(paths[-1]) as partial:
+                        metadata = {"Date": None} if suffix == "svg" else None
+                        figure.savefig(partial, format=suffix, dpi=120, metadata=metadata)
+    except OSError as error:
+        raise ManymaxError(f"`--out` {folder} cannot be written to: {error.strerror}. Choose another folder.") from None
+    return paths
