@@ -86,12 +86,7 @@ def other_cases(problem: Problem, negatives: tuple[int, ...]) -> Iterator[Case]:
             function = getattr(manymax, f"linear_{name}_loss")
             for k in (k for k in negatives if k <= classes):
                 for shared in (False, True):
-
-                    def loss(
-                        x: Tensor, w: Tensor, y: Tensor, f: Any = function, k: int = k, s: bool = shared
-                    ) -> Tensor:
-                        return f(x, w, y, sampler, k, shared=s, sparse=True)
-
+                    loss = partial(function, sampler=sampler, num_negatives=k, shared=shared, sparse=True)
                     yield problem.case(name, loss, num_negatives=k, shared=shared)
         if member.kind == "tree":
             head = manymax.HierarchicalSoftmaxLoss(DIM, manymax.HuffmanTree(torch.ones(classes)), sparse=True)

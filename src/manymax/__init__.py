@@ -1,6 +1,7 @@
 """manymax: the softmax family, every way to train a model that chooses among very many classes."""
 
 from manymax import samplers
+from manymax.advisor import advise
 from manymax.als import RGFactorization
 from manymax.errors import ArgumentError, ArgumentTypeError, ManymaxError, UnknownNameError
 from manymax.heads import (
@@ -83,6 +84,7 @@ __all__ = [
     "SparsemaxLoss",
     "TaylorSoftmaxLoss",
     "UnknownNameError",
+    "advise",
     "class_moments",
     "entmax",
     "entmax_loss",

@@ -204,12 +204,18 @@ class Kernel:
     tables: of the size of a block that are held besides the block itself.
     plain: full tables held by autograd at its peak.
     calls: for each block.
+    each: whether it goes over the entries once for each positive.
     """
 
     entry: Work
     tables: float
     plain: float
     calls: float
+    each: bool = False
+
+    def over(self, shape: Shape) -> Work:
+        """The work for all entries of the table."""
+        return shape.table * (max(1.0, shape.positives) if self.each else 1.0) * self.entry
 
 
 # Counted in the heads' kernels and in ops.simplex, and rounded to fit benchmarks/advisor.py. A member that is not named
@@ -217,7 +223,7 @@ class Kernel:
 DENSE = {
     "softmax": Kernel(Work(exponentials=1), tables=0, plain=3, calls=150),
     "taylor_softmax": Kernel(Work(fresh=22, streamed=10), tables=8, plain=15, calls=150),
-    "rankmax": Kernel(Work(streamed=8), tables=0, plain=4, calls=150),
+    "rankmax": Kernel(Work(streamed=8), tables=0, plain=4, calls=150, each=True),
     "entmax": Kernel(Work(streamed=2, passes=40), tables=0, plain=4, calls=500),
 }
 SPARSE = {
@@ -244,7 +250,7 @@ def _exact(member: Member, shape: Shape, plain: bool) -> Cost:
     block = _block(shape)
     tables = kernel.plain * shape.table if plain else (1 + kernel.tables) * block
     fresh = tables if plain else block
-    work = shape.table * kernel.entry + Work(
+    work = kernel.over(shape) + Work(
         flops=6 * shape.table * shape.dim,
         fresh=fresh + shape.vectors,
         calls=PER_STEP + kernel.calls * (1 if plain else shape.table / block),
@@ -257,7 +263,7 @@ def _few(member: Member, shape: Shape, entries: float) -> Cost:
     kernel = SPARSE.get(member.name, SPARSE["entmax"])
     block = _block(shape)
     gathered = _gather(shape.num_classes, shape.dim, entries) + _gather(shape.batch, shape.dim, entries)
-    work = shape.table * kernel.entry + entries * PER_ENTRY + gathered
+    work = kernel.over(shape) + entries * PER_ENTRY + gathered
     work += Work(
         flops=2 * shape.table * shape.dim + 4 * entries * shape.dim,
         fresh=block + shape.vectors,
