@@ -52,18 +52,18 @@ class Standing:
 def write_tensors(path: Path, tensors: Tensors, about: dict[str, Any]) -> None:
     """Write tensors and what is to be known about them as one file, whole."""
     own = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    text = json.dumps(about | {"crc32": _checksum(own)})
     with whole(path) as partial:
-        partial.write_bytes(save(own, metadata={"about": json.dumps(about), "crc32": _checksum(own)}))
+        partial.write_bytes(save(own, metadata={"about": text}))  # one entry: the order of several is random
 
 
 def read_tensors(path: Path, kind: str) -> tuple[Tensors, dict[str, Any]]:
     """The tensors and the metadata of a file; an error that says what is wrong with it."""
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            about = json.loads(metadata["about"])
+            about = json.loads((file.metadata() or {})["about"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-        if metadata.get("crc32") != _checksum(tensors):
+        if about["crc32"] != _checksum(tensors):
             raise ValueError("the checksum is another")
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise ManymaxError(f"{path} is no {kind} of manymax, or damaged ({error}). Remove it to begin again.") from None

@@ -1,0 +1,242 @@
+"""A run: its folder, going on after an interruption, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from manymax.errors import ManymaxError
+from manymax.study import run as run_module
+from manymax.study.checkpoint import Standing
+from manymax.study.config import RunConfig
+from manymax.study.course import Progress
+from manymax.study.data.prepare import Prepared
+from manymax.study.records import Record, read_record
+from manymax.study.run import finished, load_model, prepare_data, run
+
+TINY = {"data": "planted-tiny", "dim": 8, "batch_size": 500, "epochs": 3, "lr": 0.01}
+SAMPLED = TINY | {"backbone": "sasrec", "loss": "ssm", "num_negatives": 5, "patience": 1, "epochs": 6}
+
+
+@pytest.fixture(scope="module")
+def prepared() -> Prepared:
+    return prepare_data(RunConfig(**TINY))
+
+
+class Events(Progress):
+    """Notes what it hears, and may do something at a step."""
+
+    def __init__(self, at: int = -1, action=None) -> None:
+        self.heard: list[str] = []
+        self.at, self.action = at, action
+
+    def begin(self, config: RunConfig, folder: Path, standing: Standing) -> None:
+        self.heard.append(f"begin {standing.step}")
+
+    def step(self, standing: Standing, loss: float, of: int) -> None:
+        if standing.step == self.at and self.action is not None:
+            self.action()
+
+    def end(self) -> None:
+        self.heard.append("end")
+
+
+def outcome(folder: Path) -> dict[str, object]:
+    """All of a run's result; seconds, memory and the machine are no part of it."""
+    record = read_record(folder)
+    epochs = pq.read_table(folder / "epochs.parquet").to_pydict()
+    return {
+        "record": {name: getattr(record, name) for name in ("status", "valid", "test", "epochs", "best_epoch", "card")},
+        "epochs": {name: values for name, values in epochs.items() if not name.startswith("seconds")},
+        "users": pq.read_table(folder / "users.parquet").to_pydict(),
+        "model": (folder / "model.safetensors").read_bytes(),
+    }
+
+
+def test_a_run_leaves_its_folder_in_order(prepared: Prepared, tmp_path: Path) -> None:
+    config = RunConfig(**TINY, cutoffs=(5, 20))
+    record = run(config, tmp_path / "a" / "b", prepared=prepared)
+    folder = tmp_path / "a" / "b"
+    names = {path.name for path in folder.iterdir()}
+    kept = {"settings.json", "epochs.parquet", "users.parquet", "items.parquet", "people.parquet", "model.safetensors"}
+    assert names == {*kept, "record.json", ".lock"}
+    assert record == read_record(folder)
+    assert (record.status, record.epochs, record.reason) == ("done", 3, None)
+    assert (record.sizes["users"], record.sizes["items"]) == (prepared.split.num_users, prepared.split.num_items)
+    assert sum(record.sizes[part] for part in ("train", "valid", "test")) == len(prepared.interactions)
+    assert {"ndcg@5", "ndcg@20", "recall@20", "regret@20"} <= set(record.test)
+    assert set(record.test) == set(record.popularity) == set(record.valid)
+    assert {"loading", "training", "evaluation", "testing", "preparing"} <= set(record.seconds)
+    epochs = pq.read_table(folder / "epochs.parquet").to_pydict()
+    assert epochs["epoch"] == [1, 2, 3]
+    assert max(epochs["ndcg@20"]) == record.valid["ndcg@20"]
+    users = pq.read_table(folder / "users.parquet").to_pydict()
+    assert sum(users["ndcg@20"]) / len(users["user"]) == pytest.approx(record.test["ndcg@20"])
+    assert RunConfig(**record.settings) == config
+    assert record.hash == config.content_hash()
+
+
+def test_a_finished_run_is_not_done_again(prepared: Prepared, tmp_path: Path) -> None:
+    config, events = RunConfig(**TINY), Events()
+    first = run(config, tmp_path / "run", prepared=prepared)
+    assert run(config, tmp_path / "run", progress=events) == first
+    assert events.heard == []
+
+
+def test_the_same_settings_give_the_same_bits(prepared: Prepared, tmp_path: Path) -> None:
+    config = RunConfig(**SAMPLED)
+    for name in ("a", "b"):
+        run(config, tmp_path / name, prepared=prepared)
+    assert outcome(tmp_path / "a") == outcome(tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        SAMPLED,
+        SAMPLED | {"sampler": "midx", "codewords": 4, "accumulate": 3},
+        TINY | {"loss": "entmax", "learnable_alpha": True, "backbone": "lightgcn"},
+        TINY | {"loss": "hsm", "eval_every": 2},
+        TINY | {"loss": "nce", "learnable_log_z": True, "num_negatives": 5, "bf16": True},
+        {"data": "planted-tiny", "loss": "rg", "solver": "als", "dim": 8, "epochs": 5},
+    ],
+    ids=lambda settings: settings["loss"],
+)
+def test_ctrl_c_stops_and_the_next_start_ends_as_if_nothing_had_been(
+    settings: dict, prepared: Prepared, tmp_path: Path
+) -> None:
+    config = RunConfig(**settings)
+    run(config, tmp_path / "whole", prepared=prepared)
+    steps = pq.read_table(tmp_path / "whole" / "epochs.parquet")["step"].to_pylist()
+    for at in sorted({1, steps[0], steps[-1] - 1}):
+        events = Events(at, lambda: signal.raise_signal(signal.SIGINT))
+        record = run(config, tmp_path / "cut", prepared=prepared, progress=events)
+        assert (record.status, record.reason) == ("stopped", "stopped by SIGINT")
+        assert (tmp_path / "cut" / "checkpoint.safetensors").exists()
+        assert not record.final
+    assert run(config, tmp_path / "cut", prepared=prepared).status == "done"
+    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
+    assert not (tmp_path / "cut" / "checkpoint.safetensors").exists()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_ctrl_c_stops_at_once(prepared: Prepared, tmp_path: Path) -> None:
+    def twice() -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(RunConfig(**TINY), tmp_path / "run", prepared=prepared, progress=Events(2, twice))
+    assert run(RunConfig(**TINY), tmp_path / "run", prepared=prepared).status == "done"
+
+
+def test_other_settings_in_the_folder_are_named(prepared: Prepared, tmp_path: Path) -> None:
+    run(RunConfig(**TINY), tmp_path / "run", prepared=prepared)
+    with pytest.raises(ManymaxError, match=r"run with other settings \(lr\): choose another folder"):
+        run(RunConfig(**TINY | {"lr": 0.02}), tmp_path / "run", prepared=prepared)
+    assert read_record(tmp_path / "run").settings["lr"] == 0.01
+
+
+def test_a_folder_of_other_things_is_left_alone(prepared: Prepared, tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("precious", encoding="utf-8")
+    with pytest.raises(ManymaxError, match="holds other files and no run"):
+        run(RunConfig(**TINY), tmp_path, prepared=prepared)
+    with pytest.raises(ManymaxError, match="is a file"):
+        run(RunConfig(**TINY), tmp_path / "thesis.txt", prepared=prepared)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_bad_data_leaves_no_folder_behind(tmp_path: Path) -> None:
+    (tmp_path / "empty.csv").write_text("", encoding="utf-8")
+    with pytest.raises(ManymaxError, match=r"empty\.csv"):
+        run(RunConfig(data=str(tmp_path / "empty.csv")), tmp_path / "run")
+    assert [path.name for path in tmp_path.iterdir()] == ["empty.csv"]
+
+
+def test_data_that_changed_since_is_noticed(prepared: Prepared, tmp_path: Path) -> None:
+    config = RunConfig(**TINY)
+    events = Events(3, lambda: signal.raise_signal(signal.SIGINT))
+    run(config, tmp_path / "run", prepared=prepared, progress=events)
+    other = prepare_data(RunConfig(**TINY, seed=1))
+    with pytest.raises(ManymaxError, match="the data has changed since"):
+        run(config, tmp_path / "run", prepared=other)
+
+
+def test_divergence_is_a_record(prepared: Prepared, tmp_path: Path) -> None:
+    config = RunConfig(**TINY | {"lr": 1e30})
+    record = run(config, tmp_path / "run", prepared=prepared)
+    assert record.status == "diverged"
+    assert "in epoch 1" in str(record.reason)
+    assert (record.test, record.best_epoch) == ({}, 0)
+    assert record.popularity["ndcg@20"] > 0
+    assert run(config, tmp_path / "run", prepared=prepared) == record
+    with pytest.raises(ManymaxError, match="holds no trained model: its run is diverged"):
+        load_model(tmp_path / "run")
+
+
+def test_divergence_later_keeps_the_best_weights_so_far(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = []
+    build = run_module.build_model
+    monkeypatch.setattr(run_module, "build_model", lambda *args: models.append(build(*args)) or models[-1])
+
+    def spoil() -> None:
+        models[0].backbone.users.weight.data[0] = torch.nan
+
+    events = Events(10, spoil)
+    record = run(RunConfig(**TINY), tmp_path / "run", prepared=prepared, progress=events)
+    assert (record.status, record.best_epoch, record.epochs) == ("diverged", 1, 1)
+    assert record.test["ndcg@20"] is not None
+    assert load_model(tmp_path / "run")[1].backbone.users.weight.isfinite().all()
+
+
+def test_an_error_is_a_record_too_and_is_tried_again(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise MemoryError("no room")
+
+    with pytest.raises(MemoryError):
+        run(RunConfig(**TINY), tmp_path / "run", prepared=prepared, progress=Events(2, fail))
+    record = read_record(tmp_path / "run")
+    assert (record.status, record.reason) == ("failed", "MemoryError: no room")
+    assert finished(RunConfig(**TINY), tmp_path / "run") is None
+    assert run(RunConfig(**TINY), tmp_path / "run", prepared=prepared).status == "done"
+
+
+@pytest.mark.parametrize("name", ["settings.json", "record.json", "checkpoint.safetensors"])
+def test_a_damaged_file_is_named(name: str, prepared: Prepared, tmp_path: Path) -> None:
+    config, folder = RunConfig(**TINY), tmp_path / "run"
+    run(config, folder, prepared=prepared, progress=Events(3, lambda: signal.raise_signal(signal.SIGINT)))
+    (folder / name).write_text("{", encoding="utf-8")
+    with pytest.raises(ManymaxError, match=name):
+        run(config, folder, prepared=prepared)
+
+
+def test_a_setting_that_needs_the_truth_says_so(prepared: Prepared, tmp_path: Path) -> None:
+    unknown = Prepared(prepared.interactions, prepared.split, prepared.card)
+    config = RunConfig(**TINY, monitor="regret@20")
+    with pytest.raises(ManymaxError, match="needs the true law of the data"):
+        run(config, tmp_path / "run", prepared=unknown)
+
+
+def test_a_loaded_model_scores_as_the_trained_one(prepared: Prepared, tmp_path: Path) -> None:
+    for settings in (SAMPLED, TINY | {"loss": "hsm"}, TINY | {"backbone": "lightgcn", "scale": "cosine"}):
+        folder = tmp_path / settings["loss" if "loss" in settings else "backbone"]
+        record = run(RunConfig(**settings), folder, prepared=prepared)
+        config, model, _, _, split = load_model(folder)
+        again = run_module._evaluate(config, model, Prepared(prepared.interactions, split, [], prepared.truth), "test")
+        assert again.mean == record.test
+
+
+def test_records_are_json_that_anything_reads(prepared: Prepared, tmp_path: Path) -> None:
+    record = run(RunConfig(**TINY), tmp_path / "run", prepared=prepared)
+    plain = json.loads((tmp_path / "run" / "record.json").read_text(encoding="utf-8"))
+    assert plain["test"]["ndcg@20"] == record.test["ndcg@20"]
+    assert Record(**plain) == record
