@@ -58,6 +58,24 @@ def test_a_narrow_dip_is_found() -> None:
     assert found.kind == "none"
 
 
+def test_a_corner_that_no_random_row_meets_is_climbed_to() -> None:
+    """Within 0.4 of one point of R^5 class 4 overtakes class 0; the way there goes downhill from afar."""
+    corner = torch.tensor([1.7, -2.5, -3.1, -2.2, 0.4], dtype=torch.float64)
+
+    def map(scores: Tensor) -> Tensor:
+        values = scores.exp()
+        near = 1.02 * torch.exp(-(scores - corner).square().sum(-1) / 8)
+        second = (values[..., 0] > values[..., 4]) & (values[..., 4] > values[..., 1:4].amax(-1))
+        lift = torch.where(second, near * (values[..., 0] - values[..., 4]), 0)
+        return normalised(values + lift[..., None] * torch.eye(5, dtype=torch.float64)[4])
+
+    assert order_of(map, rounds=0).kind == "strict"
+    found = order_of(map)
+    assert found.kind == "none"
+    assert found.witness is not None
+    assert (found.witness.scores - corner).norm() < 0.5
+
+
 def test_classes_that_are_treated_differently_are_not_ordered() -> None:
     tilt = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.001], dtype=torch.float64)
     assert order_of(lambda s: normalised(s.exp() * tilt)).kind == "none"

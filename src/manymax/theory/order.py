@@ -26,7 +26,7 @@ Map = Callable[[Tensor], Tensor]
 # Whole and half numbers make ties, kinks and turning points likely.
 LEVELS = (-8.0, -4.0, -3.0, -2.0, -1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0, 4.0, 8.0)
 GAP = 1e-3  # scores closer than this are not compared: rounding could tie their probabilities
-ROUNDING = 1e-12  # probabilities of float64 maps that differ by less count as equal
+ROUNDING = 1e-12  # probabilities of float64 maps that differ by a smaller share count as equal
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Witness:
 
     def __str__(self) -> str:
         i, j = self.higher, self.lower
-        relation = "<" if self.probs[i] < self.probs[j] - ROUNDING else "="
+        relation = "<" if _lead(self.probs[i], self.probs[j]) < -ROUNDING else "="
         row = ", ".join(f"{score:.4g}" for score in self.scores.tolist())
         return f"s = ({row}): s_{i} = {self.scores[i]:.4g} > s_{j} = {self.scores[j]:.4g}, but p_{i} {relation} p_{j}"
 
@@ -80,8 +80,8 @@ def member_map(member: Member, target: Tensor | None = None, **settings: Any) ->
 def order_of(map: Map, num_classes: int = 5, *, rows: int = 1000, rounds: int = 8, seed: int = 0) -> Order:
     """Search for scores whose order a map does not keep.
 
-    Ties and inversions are looked for among levels and normal scores; then the rows with the smallest
-    p_i - p_j for s_i > s_j are varied, in smaller and smaller steps.
+    Ties and inversions are looked for among levels and normal scores; then the rows in which p_i leads p_j by the
+    least, for how far s_i leads s_j, are varied in smaller and smaller steps.
 
     Args:
         map: scores (rows, C) in float64 to probabilities (rows, C).
@@ -98,17 +98,17 @@ def order_of(map: Map, num_classes: int = 5, *, rows: int = 1000, rounds: int = 
         >>> [order_of(member_map(FAMILY[name])).kind for name in ("softmax", "sparsemax", "taylor_softmax")]
         ['strict', 'weak', 'none']
         >>> print(order_of(member_map(FAMILY["taylor_softmax"]), num_classes=2).witness)
-        s = (-10, -1): s_1 = -1 > s_0 = -10, but p_1 < p_0
+        s = (-9, -1): s_1 = -1 > s_0 = -9, but p_1 < p_0
     """
     if num_classes < 2:
         raise ArgumentError(f"`num_classes` must be at least 2, so that there is an order; got {num_classes}.")
     generator = torch.Generator().manual_seed(seed)
     scores = _first_rows(rows, num_classes, generator)
     for round_ in range(rounds):
-        worst = scores[_margins(map, scores)[0].argsort()[:50]]
+        worst = scores[_margins(map, scores, rate=True)[0].argsort()[:50]]
         noise = torch.randn(20, *worst.shape, generator=generator, dtype=torch.float64) * 0.5**round_
         scores = torch.cat([scores, (worst + noise).flatten(0, 1).clamp(-10, 10)])
-    margins, pairs = _margins(map, scores)
+    margins, pairs = _margins(map, scores, rate=False)
     margin, row = margins.min(0)
     if margin > 0:
         return Order("strict", None)
@@ -140,16 +140,26 @@ def _first_rows(rows: int, num_classes: int, generator: torch.Generator) -> Tens
     return torch.cat([levels, normal.clamp(-10, 10)])
 
 
-def _margins(map: Map, scores: Tensor) -> tuple[Tensor, Tensor]:
-    """The smallest p_i - p_j with s_i > s_j, or -|p_i - p_j| with s_i = s_j, of each row; and its pair i C + j."""
+def _margins(map: Map, scores: Tensor, *, rate: bool) -> tuple[Tensor, Tensor]:
+    """The smallest lead of p_i over p_j with s_i > s_j in each row, and its pair i C + j.
+
+    Negative for an inversion, and for equal scores with unequal probabilities; 0 for a tie. As a rate it is
+    log(p_i / p_j) / (s_i - s_j) / 2: the same for all pairs of softmax, so that it shows where a map begins to waver.
+    """
     probs = map(scores)
     if probs.shape != scores.shape:
         raise ArgumentError(f"`map` must return the shape of its scores, {tuple(scores.shape)}; got {probs.shape}.")
     lead = scores[:, :, None] - scores[:, None, :]
-    gap = probs[:, :, None] - probs[:, None, :]
-    unequal = torch.where((lead == 0) & (gap < -ROUNDING), gap, torch.inf)
-    margins, pairs = torch.where(lead > GAP, gap, unequal).flatten(1).min(-1)
+    kept = _lead(probs[:, :, None], probs[:, None, :])
+    unequal = torch.where((lead == 0) & (kept < -ROUNDING), kept, torch.inf)
+    margins, pairs = torch.where(lead > GAP, kept.atanh() / lead if rate else kept, unequal).flatten(1).min(-1)
     return margins, pairs
+
+
+def _lead(higher: Tensor, lower: Tensor) -> Tensor:
+    """(p_i - p_j) / (|p_i| + |p_j|), 0 where both are 0: how clearly one probability is above the other."""
+    size = higher.abs() + lower.abs()
+    return (higher - lower) / torch.where(size > 0, size, 1)
 
 
 def _simplest(map: Map, scores: Tensor, pair: Tensor, kind: str) -> Witness:
@@ -157,8 +167,8 @@ def _simplest(map: Map, scores: Tensor, pair: Tensor, kind: str) -> Witness:
     i, j = divmod(int(pair), len(scores))
     for candidate in (*(scores.round(decimals=d) for d in range(4)), scores):
         probs = map(candidate[None])[0]
-        gap = float(probs[i] - probs[j])
-        shown = gap < -ROUNDING if kind == "none" else abs(gap) <= ROUNDING and candidate[i] > candidate[j]
+        lead = float(_lead(probs[i], probs[j]))
+        shown = lead < -ROUNDING if kind == "none" else abs(lead) <= ROUNDING and bool(candidate[i] > candidate[j])
         if shown and candidate[i] >= candidate[j]:
             break
     return Witness(candidate, probs, i, j)
