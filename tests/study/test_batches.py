@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -52,6 +52,7 @@ def pairs_of(batch: Batch) -> Counter[tuple[int, int]]:
     return found
 
 
+@settings(max_examples=40)
 @given(ragged, st.integers(1, 20), st.sampled_from(["pairs", "users"]))
 def test_an_epoch_holds_every_pair_once(lists: list[list[int]], batch_size: int, batches: str) -> None:
     found: Counter[tuple[int, int]] = Counter()
@@ -62,6 +63,7 @@ def test_an_epoch_holds_every_pair_once(lists: list[list[int]], batch_size: int,
     assert found == Counter((user, item) for user, items in enumerate(lists) for item in items)
 
 
+@settings(max_examples=40)
 @given(ragged, st.integers(1, 20))
 def test_batches_of_pairs_are_full(lists: list[list[int]], batch_size: int) -> None:
     sizes = [pairs_of(batch).total() for batch in epoch(split_of(lists), BY_ID, batch_size)]
@@ -69,6 +71,7 @@ def test_batches_of_pairs_are_full(lists: list[list[int]], batch_size: int) -> N
     assert all(0 < size <= batch_size for size in sizes[-1:])
 
 
+@settings(max_examples=40)
 @given(ragged, st.integers(1, 20))
 def test_batches_of_users_keep_users_whole_and_have_about_as_many_pairs(lists: list[list[int]], size: int) -> None:
     found = [pairs_of(batch) for batch in epoch(split_of(lists), BY_ID, size, batches="users")]
@@ -100,6 +103,7 @@ def rows_of(batch: Batch) -> list[tuple[int, tuple[int, ...]]]:
     ]
 
 
+@settings(max_examples=40)
 @given(ragged, st.integers(1, 20), st.integers(1, 6))
 def test_all_positions_are_one_row_a_user(lists: list[list[int]], batch_size: int, max_length: int) -> None:
     found = {}
@@ -120,6 +124,7 @@ def test_all_positions_are_one_row_a_user(lists: list[list[int]], batch_size: in
     assert found == expected
 
 
+@settings(max_examples=40)
 @given(ragged, st.integers(1, 20), st.integers(1, 6))
 def test_prefixes_are_one_row_an_item(lists: list[list[int]], batch_size: int, max_length: int) -> None:
     found: Counter[tuple[int, tuple[int, ...], int]] = Counter()

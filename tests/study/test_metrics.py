@@ -7,7 +7,7 @@ import math
 import ir_measures
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -49,6 +49,7 @@ def rankings(draw: st.DrawFn) -> tuple[list[list[int]], list[set[int]], int]:
 
 
 @pytest.mark.parametrize("name", ORACLE)
+@settings(max_examples=30)
 @given(case=rankings())
 def test_definitions_are_those_of_trec_eval(name: str, case: tuple[list[list[int]], list[set[int]], int]) -> None:
     lists, relevant, cutoff = case
@@ -57,6 +58,7 @@ def test_definitions_are_those_of_trec_eval(name: str, case: tuple[list[list[int
     assert values.tolist() == pytest.approx(oracle(ORACLE[name], lists, relevant, cutoff), abs=1e-9)
 
 
+@settings(max_examples=30)
 @given(case=rankings())
 def test_dcg_and_topk_error_by_their_formulas(case: tuple[list[list[int]], list[set[int]], int]) -> None:
     lists, relevant, cutoff = case
