@@ -1,0 +1,176 @@
+"""`manymax advise`, as a person and as a program see it, and the files it reads."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from typer.testing import CliRunner, Result
+
+from manymax.cli.advise import read_machine
+from manymax.cli.app import app
+from manymax.cli.tensors import read_tensor
+from manymax.errors import ArgumentError, ManymaxError
+from manymax.losses import FAMILY
+from manymax.theory.cost import Machine
+
+MACHINE = Machine(flops=1e-11, exponentials=1e-9, fresh=2e-9, near=4e-10, far=1e-9, sorted=2e-8, calls=1e-6)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> str:
+    path = tmp_path / "machine.json"
+    path.write_text(json.dumps(asdict(MACHINE)))
+    return str(path)
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["advise", *arguments])
+
+
+def output(*arguments: str) -> str:
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_a_table_with_reasons(machine: str) -> None:
+    text = output("200", "--machine", machine, "--examples", "5000", "--max-memory", "0.004", "--positives", "2")
+    lines = text.splitlines()
+    assert lines[0].split()[:3] == ["member", "settings", "step"]
+    assert lines[2].split()[:2] == ["1", "softmax"]
+    assert "multilabel='sum', num_negatives=" in text
+    for heading in ("Why, and what each gives up", "Rejected", "Assumed"):
+        assert heading in lines
+    assert "gives up convexity: concave between kinks" in text
+    assert "GB of memory; the limit is 0.004 GB" in text
+    assert "standard deviation of 1.2" in text
+
+
+def test_nothing_fits(machine: str) -> None:
+    text = output("200", "--machine", machine, "--max-memory", "1e-9")
+    assert text.startswith("No member fits.\n\nRejected\n")
+    assert "Why" not in text
+
+
+def test_json_has_all_of_it_and_can_be_given_back(machine: str, tmp_path: Path) -> None:
+    options = ["200", "--num-negatives", "7", "--metric", "recall", "--shared", "--json"]
+    text = output(*options, "--machine", machine)
+    content = json.loads(text)
+    assert sorted(c["member"] for c in content["ranked"] + content["rejected"]) == sorted(FAMILY)
+    assert content["situation"]["metric"] == "recall"
+    assert content["machine"] == asdict(MACHINE)
+    sampled = next(c for c in content["ranked"] if c["member"] == "nce")
+    assert sampled["settings"] == {"num_negatives": 7, "shared": True}
+    again = tmp_path / "advice.json"
+    again.write_text(text)
+    assert output(*options, "--machine", str(again)) == text
+
+
+def test_every_option_reaches_the_advisor(machine: str, tmp_path: Path) -> None:
+    scores, log_q = torch.randn(2, 30), torch.randn(30).log_softmax(0)
+    np.save(tmp_path / "scores.npy", scores.numpy())
+    torch.save(log_q, tmp_path / "log_q.pt")
+    text = output(
+        *("30", "--machine", machine, "--json", "--dim", "8", "--batch", "16", "--examples", "100"),
+        *("--positives", "2.5", "--max-memory", "1", "--max-step-seconds", "0.5", "--max-epoch-seconds", "9"),
+        *("--target", "0.3", "--scores", str(tmp_path / "scores.npy"), "--log-q", str(tmp_path / "log_q.pt")),
+    )
+    content = json.loads(text)
+    assert content["situation"] == {
+        "num_classes": 30,
+        "dim": 8,
+        "batch": 16,
+        "examples": 100,
+        "positives": 2.5,
+        "metric": "ndcg",
+        "max_memory": 1e9,
+        "max_step_seconds": 0.5,
+        "max_epoch_seconds": 9.0,
+        "num_negatives": None,
+        "shared": False,
+        "target": 0.3,
+    }
+    assert not any("standard deviation" in text for text in content["assumptions"])
+    assert {c["proposal"] for c in content["ranked"] + content["rejected"]} == {None, "uniform", "given"}
+    spread = json.loads(output("30", "--machine", machine, "--spread", "0.25", "--json"))
+    assert "standard deviation of 0.25" in spread["assumptions"][0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-5"], "`num_classes` must be an integer of at least 1"),
+        (["50", "--metric", "ngcd"], "`metric` must be one of"),
+        (["50", "--num-negatives", "51"], "`num_negatives` must be at most the number of classes, 50; got 51"),
+        (["50", "--max-memory", "-1"], "`max_memory` must be a finite number above 0"),
+        (["50", "--scores", "scores.txt"], "`--scores` must be a file that ends in .npy, .pt, .safetensors"),
+        (["50", "--log-q", "missing.npy"], "`--log-q` cannot be read from 'missing.npy'"),
+    ],
+)
+def test_wrong_options_end_in_a_message(arguments: list[str], message: str, machine: str) -> None:
+    result = (
+        run("--machine", machine, "--", *arguments) if arguments == ["-5"] else run(*arguments, "--machine", machine)
+    )
+    assert isinstance(result.exception, ManymaxError)
+    assert message in str(result.exception)
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "`--machine` must be a readable JSON file"),
+        ("{", "`--machine` must be a readable JSON file"),
+        ("[1]", "`--machine` must hold an object of seconds by kind of work"),
+        ('{"machine": 3}', "`--machine` must hold an object of seconds by kind of work"),
+        ('{"flop": 1e-11}', "unknown kind of work 'flop': did you mean 'flops'"),
+        ('{"flops": "fast"}', "`machine.flops` must be seconds, at least 0; got 'fast'"),
+    ],
+)
+def test_a_wrong_machine_is_refused(content: str | None, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "machine.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ManymaxError) as caught:
+        read_machine(path)
+    assert message in str(caught.value)
+
+
+def test_a_tensor_from_each_kind_of_file(tmp_path: Path) -> None:
+    value = torch.randn(2, 3)
+    np.save(tmp_path / "a.npy", value.numpy())
+    torch.save(value, tmp_path / "a.pt")
+    save_file({"scores": value}, tmp_path / "a.safetensors")
+    for kind in ("npy", "pt", "safetensors"):
+        assert torch.equal(read_tensor("--scores", tmp_path / f"a.{kind}"), value)
+
+
+class Trap:
+    """What a pickle from outside could do."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (pytest.fail, ("a pickle was run",))
+
+
+def test_files_that_hold_something_else_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "objects.npy", np.array([Trap()], dtype=object), allow_pickle=True)
+    (tmp_path / "code.pt").write_bytes(pickle.dumps(Trap(), protocol=2))
+    (tmp_path / "empty.pt").write_bytes(b"")
+    (tmp_path / "noise.npy").write_bytes(b"no array")
+    (tmp_path / "noise.safetensors").write_bytes(b"no tensors")
+    (tmp_path / "folder.npy").mkdir()
+    for name in ("objects.npy", "code.pt", "empty.pt", "noise.npy", "noise.safetensors", "folder.npy"):
+        with pytest.raises(ArgumentError, match="`--scores` cannot be read from"):
+            read_tensor("--scores", tmp_path / name)
+    torch.save({"a": torch.zeros(1), "b": torch.zeros(1)}, tmp_path / "two.pt")
+    torch.save({"a": 3}, tmp_path / "number.pt")
+    for name in ("two.pt", "number.pt"):
+        with pytest.raises(ArgumentError, match="`--scores` must be a file with one tensor"):
+            read_tensor("--scores", tmp_path / name)

@@ -1,0 +1,292 @@
+"""The advisor: what comes out first and why, predicted deviations against draws, and wrong situations."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import manymax
+from manymax import advisor
+from manymax.advisor import Advice, Choice, advise
+from manymax.errors import ArgumentError, ArgumentTypeError
+from manymax.losses import FAMILY
+from manymax.theory.cost import Machine, Shape, predict_seconds
+
+# Orders of magnitude of a processor.
+MACHINE = Machine(
+    flops=1e-11,
+    streamed=5e-10,
+    exponentials=1e-9,
+    passes=2e-10,
+    fresh=2e-9,
+    near=4e-10,
+    far=1e-9,
+    sorted=2e-8,
+    calls=1e-6,
+)
+ESTIMATES = ("sampled_softmax", "nce")
+
+
+def gaussian(rows: int, classes: int, spread: float) -> Tensor:
+    return spread * torch.randn(rows, classes, generator=torch.Generator().manual_seed(1))
+
+
+def small(**situation: Any) -> Advice:
+    """Advice on one row of 1000 classes."""
+    given: dict[str, Any] = {"machine": MACHINE, "scores": gaussian(1, 1000, 1.5)}
+    return advise(1000, **(given | situation))
+
+
+def of(advice: Advice, member: str, proposal: str | None = None) -> Choice:
+    found = [c for c in (*advice.ranked, *advice.rejected) if c.member == member and proposal in (None, c.proposal)]
+    assert len(found) == 1
+    return found[0]
+
+
+def test_for_moderate_c_softmax_comes_first() -> None:
+    advice = small()
+    first = advice.ranked[0]
+    assert (first.member, first.deviation, first.gives_up) == ("softmax", 0.0, ())
+    assert first.why == "the softmax loss itself"
+    for name in ESTIMATES:  # in the time of softmax no number of draws is close enough
+        assert of(advice, name).deviation > advice.situation.target
+        assert of(advice, name).needed_negatives > of(advice, name).settings["num_negatives"]
+
+
+def test_for_huge_c_a_sampled_member_that_reaches_the_target_comes_first() -> None:
+    advice = advise(100_000, machine=MACHINE, scores=gaussian(2, 100_000, 0.7))
+    assert advice.ranked[0].member in ESTIMATES
+    for name in ESTIMATES:
+        choice = of(advice, name)
+        assert choice.settings["num_negatives"] == choice.needed_negatives < 1000
+        assert choice.deviation <= 0.1
+        assert choice.step_seconds < of(advice, "softmax").step_seconds
+
+
+def test_under_a_time_limit_the_smallest_deviation_comes_first() -> None:
+    shape = Shape(batch=1024, num_classes=1000, dim=64, num_negatives=5)
+    limit = 1.1 * predict_seconds("nce", shape, MACHINE)
+    advice = small(max_step_seconds=limit)
+    deviations = [c.deviation for c in advice.ranked if c.deviation is not None]
+    assert deviations == sorted(deviations)
+    assert {c.member for c in advice.ranked[:2]} == set(ESTIMATES)
+    rejected = of(advice, "softmax").rejected
+    assert rejected is not None
+    assert rejected.endswith(f"the limit is {limit:.3g} s")
+
+
+def test_k_is_the_largest_that_fits() -> None:
+    shape = Shape(batch=1024, num_classes=1000, dim=64, num_negatives=7)
+    limit = predict_seconds("sampled_softmax", shape, MACHINE)
+    assert of(small(max_step_seconds=1.0001 * limit), "sampled_softmax").settings["num_negatives"] == 7
+    assert of(small(max_step_seconds=0.9999 * limit), "sampled_softmax").settings["num_negatives"] == 6
+    memory = of(small(num_negatives=7), "sampled_softmax").memory
+    assert of(small(max_memory=memory), "sampled_softmax").settings["num_negatives"] == 7
+    assert of(small(max_memory=0.9999 * memory), "sampled_softmax").settings["num_negatives"] == 6
+
+
+def test_a_limit_per_epoch_is_one_per_step() -> None:
+    by_epoch = small(examples=10_000, max_epoch_seconds=0.2, batch=1000)
+    by_step = small(examples=10_000, max_step_seconds=0.02, batch=1000)
+    assert (by_epoch.ranked, by_epoch.rejected) == (by_step.ranked, by_step.rejected)
+    for choice in by_step.ranked:
+        assert choice.epoch_seconds == pytest.approx(10 * choice.step_seconds)
+
+
+def test_a_better_proposal_needs_fewer_draws() -> None:
+    popular = gaussian(1, 1000, 1.5)
+    scores = popular + 0.3 * torch.randn(1, 1000, generator=torch.Generator().manual_seed(3))
+    advice = small(scores=scores, log_q=popular[0], num_negatives=50, target=0.02)
+    for name in ESTIMATES:
+        uniform, given = of(advice, name, "uniform"), of(advice, name, "given")
+        assert given.deviation < uniform.deviation
+        assert given.needed_negatives < uniform.needed_negatives
+        assert advice.ranked.index(given) < advice.ranked.index(uniform)
+
+
+def test_a_smaller_target_needs_more_draws_and_a_larger_k_deviates_less() -> None:
+    needed = [of(small(target=target), "nce").needed_negatives for target in (1.0, 0.5, 0.2)]
+    assert needed == sorted(set(needed))
+    deviations = [of(small(num_negatives=k), "nce").deviation for k in (1, 10, 100)]
+    assert deviations == sorted(set(deviations), reverse=True)
+
+
+def test_every_member_has_its_place() -> None:
+    advice = small(max_memory=2e6)
+    assert sorted(c.member for c in (*advice.ranked, *advice.rejected)) == sorted(FAMILY)
+    assert advice.ranked
+    assert advice.rejected
+    keys = [
+        (not c.consistent, math.inf if c.deviation is None else max(c.deviation, 0.1), c.step_seconds)
+        for c in advice.ranked
+    ]
+    assert keys == sorted(keys)
+    assert all(c.rejected is None for c in advice.ranked)
+
+
+@pytest.mark.parametrize("name", ESTIMATES)
+def test_predicted_deviations_match_draws(name: str) -> None:
+    """E[(loss - softmax loss - offset)^2] over labels and negatives, with its standard error."""
+    classes, k, draws = 20, 8, 200_000
+    scores, log_q = gaussian(1, classes, 1.0), gaussian(1, classes, 0.5)[0].log_softmax(0)
+    log_probs = scores[0].double().log_softmax(0)
+    advice = advise(classes, machine=MACHINE, scores=scores, log_q=log_q, num_negatives=k)
+    predicted = of(advice, name, "given").deviation
+    generator = torch.Generator().manual_seed(2)
+    labels = torch.multinomial(log_probs.exp(), draws, replacement=True, generator=generator)
+    ids = torch.multinomial(log_q.exp(), draws * k, replacement=True, generator=generator).view(draws, k)
+    arguments = {"log_q_positive": log_q[labels].double(), "log_q_negative": log_q[ids].double(), "reduction": "none"}
+    if name == "nce":
+        values = manymax.nce_loss(log_probs[labels], log_probs[ids], **arguments)
+        offset = math.log(k) + log_q[labels] + 1
+    else:
+        values = manymax.sampled_softmax_loss(log_probs[labels], log_probs[ids], **arguments)
+        offset = math.log(k + 1) + log_q[labels]
+    squares = (values + log_probs[labels] - offset).square()
+    error = float(squares.std()) / math.sqrt(draws)
+    assert abs(float(squares.mean()) - predicted) < 4 * error
+
+
+def test_deviations_of_members_that_draw_nothing() -> None:
+    scores = gaussian(2, 1000, 1.5).double()
+    advice, probs = small(scores=scores), scores.softmax(1)
+    own = 1000 * probs  # RG's minimiser
+    here, there = ((manymax.rg_log_partition(s) - s.logsumexp(1)).square().mean() for s in (scores, own))
+    assert here < 0.1 < there  # Gaussian scores flatter it, and it does not stay there
+    assert of(advice, "rg").deviation == pytest.approx(float(there))
+    sparse = max((FAMILY["sparsemax"].conjugate(s) - s.logsumexp(1)).square().mean() for s in (scores, probs))
+    assert of(advice, "sparsemax").deviation == pytest.approx(float(sparse))
+    labels = torch.tensor([0, 1])
+    rankmax = advisor._Case(advice.situation, MACHINE, advisor._Sample(scores, labels, {}))._off(FAMILY["rankmax"])
+    losses = [f(scores, labels, reduction="none") for f in (manymax.rankmax_loss, manymax.softmax_loss)]
+    assert rankmax == pytest.approx(float((losses[0] - losses[1]).square().mean()))
+    assert of(advice, "hierarchical_softmax").deviation is None
+
+
+def test_labels_are_drawn_from_softmax() -> None:
+    probs = torch.tensor([0.6, 0.3, 0.1])
+    rows = 30_000
+    situation = replace(small().situation, num_classes=3)
+    sample, _ = advisor._sample(situation, probs.log().expand(rows, 3), 1.0, None)
+    found = torch.bincount(sample.labels, minlength=3) / rows
+    error = (probs * (1 - probs) / rows).sqrt()
+    assert ((found - probs).abs() < 4 * error).all()
+
+
+def test_a_thin_support_is_seen_in_the_scores() -> None:
+    times = [of(small(scores=gaussian(2, 1000, spread)), "sparsemax").step_seconds for spread in (0.0001, 20.0)]
+    shapes = [Shape(1024, 1000, 64, support=support) for support in (1000.0, 1.0)]
+    assert times[0] == predict_seconds("sparsemax", shapes[0], MACHINE)
+    assert times[1] == pytest.approx(predict_seconds("sparsemax", shapes[1], MACHINE), rel=0.1)
+
+
+def test_the_metric_decides_what_counts() -> None:
+    assert not any("multilabel" in c.settings for c in small().ranked)
+    forms = {m: small(metric=m, positives=3.0).ranked[0].settings["multilabel"] for m in advisor.METRICS}
+    assert forms == {
+        "precision": "sum",
+        "dcg": "sum",
+        "recall": "normalized",
+        "ndcg": "sum",
+        "probabilities": "sum",
+    }
+    assert any("NDCG" in text for text in small(positives=3.0).assumptions)
+    assert not any("NDCG" in text for text in small().assumptions)
+    wanted = {c.member for c in small(metric="probabilities").ranked if not c.consistent}
+    assert wanted == {"rankmax", "taylor_softmax", "rg"}  # RG's are negative for the lowest scores
+    assert {c.member for c in small(metric="dcg").ranked if not c.consistent} == {"rankmax", "taylor_softmax"}
+
+
+def test_what_is_given_up_is_told() -> None:
+    advice = small(shared=True)
+    words = {c.member: {text.partition(":")[0] for text in c.gives_up} for c in advice.ranked}
+    assert words["softmax"] == words["hierarchical_softmax"] == set()
+    assert words["sparsemax"] == words["entmax"] == {"order", "conditioning"}
+    assert words["rg"] == {"calibrated probabilities"}
+    assert words["sampled_softmax"] == {"independent noise"}
+    assert words["nce"] == {"independent noise", "conditioning"}
+    assert {"consistency", "convexity"} <= words["rankmax"] & words["taylor_softmax"]
+
+
+def test_an_impossible_memory_limit_leaves_an_empty_list_with_reasons() -> None:
+    advice = small(max_memory=1000)
+    assert advice.ranked == ()
+    assert len(advice.rejected) == len(FAMILY)
+    assert all("GB of memory; the limit is 1e-06 GB" in str(c.rejected) for c in advice.rejected)
+
+
+def test_scores_are_made_up_where_none_are_given() -> None:
+    advice = advise(50, machine=MACHINE, spread=0.5)
+    assert "standard deviation of 0.5" in advice.assumptions[0]
+    assert small().assumptions == ()
+    sample = advisor.assumed_scores(2000, 1.2, torch.Generator().manual_seed(0))
+    assert float(sample.std()) == pytest.approx(1.2, rel=0.05)
+    assert float(((sample / 1.2) ** 3).mean()) == pytest.approx(2 * 0.4**1.5, rel=0.2)
+    assert advisor.assumed_scores(advisor.SAMPLE, 1.0).shape == (1, advisor.SAMPLE)
+
+
+def test_a_machine_is_measured_where_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def measured(dim: int) -> Machine:
+        asked.append(dim)
+        return MACHINE
+
+    monkeypatch.setattr(advisor, "measure_machine", measured)
+    assert small(machine=None, dim=16).machine == MACHINE
+    assert asked == [16]
+
+
+def test_the_largest_scores_have_numbers() -> None:
+    advice = small(scores=1e6 * gaussian(2, 1000, 1.0).sign())
+    json.dumps(advice.as_dict(), allow_nan=False)
+
+
+def test_one_class_has_an_answer() -> None:
+    advice = advise(1, machine=MACHINE, scores=torch.zeros(2, 1))
+    assert len(advice.ranked) == len(FAMILY)
+
+
+def test_the_same_question_has_the_same_answer() -> None:
+    assert advise(40, machine=MACHINE) == advise(40, machine=MACHINE)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"num_classes": -3}, "`num_classes` must be an integer of at least 1; got -3"),
+        ({"batch": 0}, "`batch` must be an integer of at least 1; got 0"),
+        ({"dim": 1.5}, r"`dim` must be an integer of at least 1; got 1\.5"),
+        ({"examples": 0}, "`examples` must be an integer of at least 1; got 0"),
+        ({"positives": 0.0}, "`positives` must be above 0 and at most 1000; got 0"),
+        ({"positives": 1001.0}, "`positives` must be above 0 and at most 1000; got 1001"),
+        ({"metric": "ndgc"}, "`metric` must be one of .* Did you mean 'ndcg'"),
+        ({"max_memory": -1.0}, "`max_memory` must be a finite number above 0; got -1"),
+        ({"max_step_seconds": math.nan}, "`max_step_seconds` must be a finite number above 0; got nan"),
+        ({"max_epoch_seconds": 3.0}, "`max_epoch_seconds` needs `examples`"),
+        ({"num_negatives": 0}, "`num_negatives` must be an integer of at least 1; got 0"),
+        ({"num_negatives": 1001}, "`num_negatives` must be at most the number of classes, 1000; got 1001"),
+        ({"target": 0.0}, "`target` must be a finite number above 0; got 0"),
+        ({"scores": None, "spread": -1.0}, "`spread` must be a finite number of at least 0; got -1"),
+        ({"scores": torch.zeros(4, 999)}, r"`scores` must have shape \(rows, 1000\); got \(4, 999\)"),
+        ({"scores": torch.zeros(0, 1000)}, r"`scores` must have shape \(rows, 1000\); got \(0, 1000\)"),
+        ({"scores": torch.full((2, 1000), math.nan)}, "`scores` must be numbers of at most 1e.06, without nan"),
+        ({"log_q": torch.zeros(4, 1000)}, r"`log_q` must have shape \(1000\); got \(4, 1000\)"),
+    ],
+)
+def test_wrong_situations_are_refused(wrong: dict[str, Any], message: str) -> None:
+    given: dict[str, Any] = {"num_classes": 1000, "machine": MACHINE, "scores": gaussian(1, 1000, 1.0)} | wrong
+    with pytest.raises(ArgumentError, match=message):
+        advise(**given)
+
+
+@pytest.mark.parametrize("scores", [[[0.0] * 1000], torch.zeros(2, 1000, dtype=torch.long)])
+def test_scores_of_another_type_are_refused(scores: Any) -> None:
+    with pytest.raises(ArgumentTypeError, match="`scores` must be a float tensor; got"):
+        small(scores=scores)
