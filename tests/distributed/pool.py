@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 WORLD = 4
-PATIENCE = 60  # seconds that a rank waits for the others
+PATIENCE = 60  # seconds that a rank waits for the others: a loaded machine is not a fault
 
 
 def serve(rank: int, rendezvous: str, connection: Connection) -> None:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
+import torch
 
+import manymax
+from manymax import ArgumentError, ManymaxError
+from manymax.distributed import ShardedHead
+from manymax.distributed.sharding import Shards
+from manymax.heads.options import HeadOptions
 from tests.distributed import jobs
 from tests.distributed.pool import Pool
 
-RANKS = [1, 2, 3, 4]
+RANKS = [1, 2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (3, 4))]
 EXACT: list[tuple[str, dict[str, Any]]] = [
     ("Softmax", {}),
     ("Sparsemax", {}),
@@ -28,6 +35,11 @@ SAMPLED: list[tuple[str, dict[str, Any]]] = [
     ("SampledSoftmax", {"correction": "none"}),
     ("NCE", {"learnable": True, "log_z": 0.3}),
 ]
+DEBIASED: list[tuple[str, dict[str, Any]]] = [
+    ("SampledSoftmax", {"correction": "partition"}),
+    ("SampledSoftmax", {"correction": "partition", "debias": "delta"}),
+    ("SampledSoftmax", {"correction": "partition", "debias": "jackknife"}),
+]
 
 
 def members(rows: list[tuple[str, dict[str, Any]]]) -> Any:
@@ -36,33 +48,192 @@ def members(rows: list[tuple[str, dict[str, Any]]]) -> Any:
 
 
 @members(EXACT)
-def test_every_option(pool: Pool, name: str, setting: dict[str, Any]) -> None:
-    for ranks in RANKS:
-        for kind in KINDS:
-            if kind == "float rows" and name == "Rankmax":
-                continue
-            tried = pool.run(ranks, jobs.every_option, name, kind, setting)
-            assert tried == [12 if name == "Rankmax" else 24] * ranks
+@pytest.mark.parametrize("ranks", RANKS)
+def test_every_option(pool: Pool, name: str, setting: dict[str, Any], ranks: int) -> None:
+    """Each kind of target meets a quarter of the combinations of options, another one for each number of ranks."""
+    for index, kind in enumerate(KINDS):
+        if kind == "float rows" and name == "Rankmax":
+            continue
+        tried = pool.run(ranks, jobs.every_option, name, kind, setting, (index + ranks) % 4)
+        assert tried == [3 if name == "Rankmax" else 6] * ranks
 
 
 @members(EXACT)
 def test_supports_of_all_sizes(pool: Pool, name: str, setting: dict[str, Any]) -> None:
-    for ranks in (2, 4):
-        pool.run(ranks, jobs.supports, name, setting)
+    pool.run(2, jobs.supports, name, setting)
 
 
 @members(EXACT)
 def test_a_support_on_one_rank(pool: Pool, name: str, setting: dict[str, Any]) -> None:
-    for ranks in (2, 3):
-        pool.run(ranks, jobs.one_rank_has_it_all, name, setting)
+    pool.run(3, jobs.one_rank_has_it_all, name, setting)
 
 
 @members(EXACT + SAMPLED)
 def test_grouped_and_empty_targets(pool: Pool, name: str, setting: dict[str, Any]) -> None:
-    for ranks in (1, 3):
-        pool.run(ranks, jobs.grouped_and_empty, name, setting)
+    pool.run(3, jobs.grouped_and_empty, name, setting)
 
 
-def test_learned_alpha(pool: Pool) -> None:
-    for ranks in RANKS:
-        pool.run(ranks, jobs.learned_alpha)
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_learned_alpha(pool: Pool, ranks: int) -> None:
+    pool.run(ranks, jobs.learned_alpha)
+
+
+@pytest.mark.parametrize("name", ["Softmax", "Sparsemax", "SampledSoftmax"])
+def test_a_large_offset_in_float32(pool: Pool, name: str) -> None:
+    pool.run(2, jobs.large_offset, name)
+
+
+def test_rg_can_be_differentiated_twice(pool: Pool) -> None:
+    pool.run(3, jobs.twice)
+
+
+# Sampled members ---------------------------------------------------------------------------------
+
+
+@members(SAMPLED)
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_every_sampler(pool: Pool, name: str, setting: dict[str, Any], ranks: int) -> None:
+    pool.run(ranks, jobs.every_sampler, name, setting)
+
+
+@members([*SAMPLED, *DEBIASED])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_every_option_of_sampled_members(pool: Pool, name: str, setting: dict[str, Any], ranks: int) -> None:
+    """Half of the combinations of options for each number of ranks."""
+    pool.run(ranks, jobs.sampled_options, name, setting, ranks // 4)
+
+
+def test_rows_of_a_sparse_gradient(pool: Pool) -> None:
+    pool.run(2, jobs.touched_rows)
+
+
+def test_a_sampler_that_follows_the_class_vectors(pool: Pool) -> None:
+    pool.run(2, jobs.quantised)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["per row", "shared"])
+def test_all_ranks_draw_what_the_first_draws(pool: Pool, shared: bool) -> None:
+    alone = pool.run(1, jobs.draws_without_a_generator, shared)
+    assert pool.run(3, jobs.draws_without_a_generator, shared) == pytest.approx(alone * 3, rel=1e-12)
+
+
+def test_all_ranks_cut_the_rows_alike() -> None:
+    shards = [Shards((4_000_000, 10), mock.Mock(rank=rank)) for rank in range(2)]
+    assert {each.in_blocks(HeadOptions()).rows(each.size) for each in shards} == {64}
+    assert {each.in_blocks(HeadOptions(block_rows=5)).rows(each.size) for each in shards} == {5}
+
+
+# What is sent ------------------------------------------------------------------------------------
+
+ROWS, DIM = 32, 6
+AGREED = 3  # numbers of the check at the start of a call
+STATE = 5056  # bytes of a generator's state
+
+
+@pytest.mark.parametrize("positives", [1, 3])
+@pytest.mark.parametrize(
+    ("name", "setting", "per_row", "once"),
+    [
+        ("Softmax", {}, lambda p: 4, 0),
+        ("TaylorSoftmax", {}, lambda p: 2, 0),
+        ("Rankmax", {}, lambda p: 2 + 4 * p, 0),
+        ("RG", {}, lambda p: 1, 2 * (DIM + 1) + (DIM + 1) ** 2 + 1 + 2),
+        ("SampledSoftmax", {}, lambda p: 4 * p, STATE),
+        ("NCE", {}, lambda p: 2 * p, STATE),
+    ],
+)
+def test_a_few_numbers_per_row_however_many_classes(
+    pool: Pool, name: str, setting: dict[str, Any], per_row: Any, once: int, positives: int
+) -> None:
+    for num_classes in (200, 2000):
+        for forward, backward in pool.run(2, jobs.messages, name, setting, num_classes, positives):
+            assert sum(forward) == per_row(positives) * ROWS + once + AGREED
+            assert max(backward) <= ROWS * (DIM + 1)  # the gradient of the queries; RG has the bias as a feature
+            assert sum(backward) <= ROWS * (DIM + 1) + 2 * (DIM + 1)
+
+
+@pytest.mark.parametrize("alpha", [1.2, 1.5, 2.0])
+def test_a_threshold_search_sends_two_sums_for_each_step(pool: Pool, alpha: float) -> None:
+    for num_classes in (200, 2000):
+        for forward, backward in pool.run(2, jobs.messages, "Entmax", {"alpha": alpha}, num_classes, 1):
+            assert set(forward[1:]) == {2 * ROWS}
+            assert len(forward) <= 1 + 2 + 12 + 1  # the check, two maxima, steps, sums at the end
+            assert backward == [ROWS * DIM]
+
+
+# Ranking, state, errors --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_ranking(pool: Pool, ranks: int) -> None:
+    pool.run(ranks, jobs.ranking)
+
+
+def same(state: dict[str, Any], other: dict[str, Any]) -> bool:
+    return list(state) == list(other) and all(torch.equal(state[name], other[name]) for name in state)
+
+
+def test_a_state_survives_another_number_of_ranks(pool: Pool) -> None:
+    saved = pool.run(3, jobs.save, [2, 18, 1])
+    states, (full, *rest) = [own for own, _ in saved], [whole for _, whole in saved]
+    assert rest == [{}, {}]
+    assert [tuple(state["span"].tolist()) for state in states] == [(0, 2), (2, 20), (20, 21)]
+    assert full["linear.weight"].shape == (21, 3)
+    assert full["sampler.frequency.num_seen"].sum() == 4
+    for ranks, sizes in ((1, None), (2, [20, 1]), (4, None)):
+        for parts in (states, states[::-1], [full]):
+            loaded = pool.run(ranks, jobs.load, parts, sizes)[0]
+            assert same(loaded, full)
+    alone = manymax.LinearNCELoss(
+        3, 21, manymax.samplers.InBatchSampler(21), None, learnable=True, bias=True, weight=torch.ones(21)
+    ).double()
+    alone.load_state_dict(full)
+    assert torch.equal(alone.linear.weight, full["linear.weight"])
+
+
+def test_a_state_of_other_classes_is_refused(pool: Pool) -> None:
+    states = [own for own, _ in pool.run(2, jobs.save, None)]
+    pool.run(2, jobs.load_wrong_part, states)
+
+
+def test_first_vectors_are_the_same_for_every_number_of_ranks(pool: Pool) -> None:
+    first = pool.run(1, jobs.first_vectors)[0]
+    reach = 3**-0.5
+    assert first["linear.weight"].unique().numel() == 63
+    assert 0.8 * reach < first["linear.weight"].abs().max() <= reach
+    for ranks in (2, 3):
+        assert same(pool.run(ranks, jobs.first_vectors)[0], first)
+
+
+def test_a_fault_on_one_rank_is_an_error_on_all(pool: Pool) -> None:
+    pool.run(2, jobs.refusals)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"head": torch.nn.Linear(2, 3)}, "`head` must be a linear head of manymax; got Linear"),
+        ({"sizes": [2, 1]}, r"`sizes` must be 1 sizes of at least 1 with sum 3, one for each rank; got \(2, 1\)"),
+        ({"in_features": 4}, "`in_features` and `bias` are for a head without class vectors"),
+        ({"head": manymax.LinearRGLoss(None, 3), "bias": True}, "`bias` needs class vectors made here"),
+        (
+            {"head": manymax.LinearSampledSoftmaxLoss(None, 3, correction="partion")},
+            "Did you mean 'partition'",
+        ),
+    ],
+)
+def test_arguments_that_make_no_sense(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ManymaxError, match=message):
+        ShardedHead(**{"head": manymax.LinearSoftmaxLoss(2, 3), **arguments})
+
+
+def test_a_process_alone_needs_no_group() -> None:
+    head = ShardedHead(manymax.LinearSoftmaxLoss(None, 3))
+    with pytest.raises(ArgumentError, match="built without class vectors: pass `linear_weight`"):
+        head(torch.zeros(1, 2), torch.zeros(1, dtype=torch.long))
+    with pytest.raises(ArgumentError, match="`k` must be an integer from 1 to the number of classes, 3; got 4"):
+        head.topk(torch.zeros(1, 2), 4, torch.zeros(3, 2))
+    assert float(head(torch.zeros(1, 2), torch.zeros(1, dtype=torch.long), torch.zeros(3, 2))) == pytest.approx(
+        1.0986123
+    )
+    assert "classes 0 to 2, rank 0 of 1" in repr(head)

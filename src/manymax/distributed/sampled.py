@@ -8,7 +8,7 @@ score, the largest logit and sums over the negatives, never the scores of the ne
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -77,8 +77,8 @@ class Call:
 class Sample:
     """Positives (M,) of all ranks, and the negatives of this rank, (M, K) each.
 
-    negative: their scores minus that of the positive, -inf where masked or not of this rank; log_q: of these;
-    own: which of them are this rank's, masked ones included. num_negatives: k, over all ranks.
+    negative: their scores, -inf where masked or not of this rank; log_q: of these; own: which of them are this rank's,
+    masked ones included. num_negatives: k, over all ranks.
     """
 
     positive: Tensor
@@ -109,6 +109,7 @@ def read_call(
 
 def sampled_loss(head: SampledHead, call: Call, shards: Shards) -> Tensor:
     """The loss of a call with fresh negatives, the same on every rank."""
+    call = replace(call, queries=shards.ranks.spread(call.queries))
     losses = call.queries.new_zeros(len(call.queries))
     if len(call.pairs.rows):
         draw = _draw(head, call, shards)
@@ -159,39 +160,45 @@ def _same_generator(generator: torch.Generator | None, ranks: Ranks, device: tor
 def _scores(head: SampledHead, call: Call, rows: Tensor, ids: Tensor, shards: Shards) -> Tensor:
     """The scores of entries (row, class of this rank), (E,) each, sorted by row."""
     own = ids - shards.start
-    scores = EntryScores.apply(shards.ranks.spread(call.queries), call.vectors, rows, own, head.sparse)
+    scores = EntryScores.apply(call.queries, call.vectors, rows, own, head.sparse)
     return scores if call.bias is None else scores + call.bias[own]
 
 
 def _sample(head: SampledHead, call: Call, draw: Draw, shards: Shards) -> Sample:
-    classes, ranks = call.pairs.classes, shards.ranks
-    mine = shards.inside(classes).nonzero().squeeze(1)
-    own = call.queries.new_zeros(len(classes))
-    own = own.index_put((mine,), _scores(head, call, call.pairs.rows[mine], classes[mine], shards))
-    positive = ranks.total(own)
-    _check_positive(positive)
-    log_q_positive, log_q_negative = _log_q(draw, shards.num_classes, len(classes))
+    classes = call.pairs.classes
+    positive = _positive(head, call, shards)
     negative, column, own = (_shared if draw.shared else _per_row)(head, call, draw, shards)
-    masked = draw.copies(len(classes))
-    hits = draw.hits(classes) if _masks_hits(head) else None
-    for gone in (masked, hits):
-        if gone is not None:
-            negative = torch.where(_at(gone, column, negative), -torch.inf, negative)
-    # an offset of the scores goes first: it would cost the digits of log q
-    negative = negative - ranks.spread(positive).unsqueeze(1)
-    like = torch.as_tensor(log_q_negative, dtype=negative.dtype, device=negative.device)
-    log_q = torch.where(own, _at(like, column, negative), 0)
-    log_q_positive = torch.as_tensor(log_q_positive, dtype=negative.dtype, device=negative.device)
-    _check_log_q(log_q_positive, like)
+    # in-batch: a row's own positive is no draw for it
+    for masked in (draw.copies(len(classes)), draw.hits(classes) if _masks_hits(head) else None):
+        if masked is not None:
+            negative = torch.where(_at(masked, column, negative), -torch.inf, negative)
+    log_q_positive, log_q = (
+        torch.as_tensor(log_q, dtype=negative.dtype, device=negative.device)
+        for log_q in _log_q(draw, shards.num_classes, len(classes))
+    )
+    _check_log_q(log_q_positive, log_q)
+    log_q = torch.where(own, _at(log_q, column, negative), 0)
     return Sample(positive, log_q_positive.expand(len(classes)), negative, log_q, own, draw.ids.shape[-1])
+
+
+def _positive(head: SampledHead, call: Call, shards: Shards) -> Tensor:
+    """The scores of the positives, (M,), each from the rank that has it."""
+    mine = shards.inside(call.pairs.classes).nonzero().squeeze(1)
+    scores = _scores(head, call, call.pairs.rows[mine], call.pairs.classes[mine], shards)
+    positive = shards.ranks.total(call.queries.new_zeros(len(call.pairs.rows)).index_put((mine,), scores))
+    if visible(positive) and not positive.isfinite().all():
+        raise ArgumentError(
+            "`positive` must hold finite scores: a masked class cannot be a positive; got"
+            f" {positive[~positive.isfinite()][0].item()}."
+        )
+    return positive
 
 
 def _shared(head: SampledHead, call: Call, draw: Draw, shards: Shards) -> tuple[Tensor, Tensor, Tensor]:
     """Scores of the shared negatives of this rank and one at -inf, their columns in the draw, and which are its own."""
     column = shards.inside(draw.ids).nonzero().squeeze(1)
     ids = draw.ids[column] - shards.start
-    queries = shards.ranks.spread(call.queries)[call.pairs.rows]
-    scores = queries @ _SharedRows.apply(call.vectors, ids, head.sparse).T
+    scores = call.queries[call.pairs.rows] @ _SharedRows.apply(call.vectors, ids, head.sparse).T
     if call.bias is not None:
         scores = scores + call.bias[ids]
     own = torch.ones_like(scores, dtype=torch.bool)
@@ -224,14 +231,6 @@ def _masks_hits(head: SampledHead) -> bool:
     return (head.hit_policy or default) == "mask"
 
 
-def _check_positive(positive: Tensor) -> None:
-    if visible(positive) and not positive.isfinite().all():
-        raise ArgumentError(
-            "`positive` must hold finite scores: a masked class cannot be a positive; got"
-            f" {positive[~positive.isfinite()][0].item()}."
-        )
-
-
 def _check_log_q(*log_q: Tensor) -> None:
     for values in log_q:
         if visible(values) and not values.isfinite().all():
@@ -262,14 +261,14 @@ def _nce(head: LinearNCELoss, sample: Sample, ranks: Ranks) -> Tensor:
     log_z = torch.as_tensor(head.log_z, dtype=sample.positive.dtype, device=sample.positive.device)
     shift = log_z + math.log(sample.num_negatives)
     positive = sample.positive - sample.log_q_positive - shift
-    offset = ranks.spread(sample.positive - shift).unsqueeze(1)
-    noise = -logsigmoid(-(sample.negative + offset - sample.log_q))
+    noise = -logsigmoid(-(sample.negative - sample.log_q - ranks.spread(shift)))
     return -logsigmoid(positive) + ranks.total(noise.sum(1))
 
 
 def _softmax(head: LinearSampledSoftmaxLoss, sample: Sample, ranks: Ranks) -> Tensor:
-    """log(exp(c_y) + sum_j exp(c_j)) - c_y, with the positive's score already subtracted from all."""
-    positive, negative = torch.zeros_like(sample.positive), sample.negative
+    """log(exp(c_y) + sum_j exp(c_j)) - c_y."""
+    offset = sample.positive.detach()  # goes first: it would cost the digits of log q
+    positive, negative = sample.positive - offset, sample.negative - offset.unsqueeze(1)
     if head.correction == "logq":
         positive, negative = positive - sample.log_q_positive, negative - sample.log_q
     elif head.correction == "partition":
