@@ -82,7 +82,7 @@ class Served:
             raise ArgumentError(
                 f"loss {self.config.loss!r} scores by the nodes of a tree: there are no item vectors to export."
             )
-        return torch.cat(list(self._all_queries(vectors))), vectors.items
+        return torch.cat(list(self._all_queries(vectors))), vectors.items.detach()
 
     def _all_queries(self, vectors: Vectors) -> Iterator[Tensor]:
         for users in torch.arange(self.split.num_users).split(BLOCK):

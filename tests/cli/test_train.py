@@ -1,0 +1,133 @@
+"""`manymax train`: from the command line to a record, and every way that it can go wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from manymax.cli.app import app
+from manymax.errors import ManymaxError
+from manymax.study.config import RunConfig
+from manymax.study.records import read_record
+
+SOURCE = Path(__file__).parents[2] / "src"
+TINY = ["--data", "planted-tiny", "--dim", "8", "--batch-size", "500", "--lr", "0.01"]
+
+
+def train(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["train", *TINY, *arguments])
+
+
+def test_a_run_from_options_to_a_record(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    result = train("--loss", "entmax", "--alpha", "1.3", "--epochs", "2", "--cutoffs", "5,20", "--out", str(folder))
+    assert result.exit_code == 0, result.output
+    lines = result.stderr.splitlines()
+    assert lines[0].startswith("entmax on mf, planted-tiny, seed 0")
+    assert lines[1].startswith("epoch 1/2  loss ")
+    assert "ndcg@20" in lines[1]
+    assert "best" in lines[2]
+    assert result.stdout.splitlines()[0].split() == ["metric", "valid", "test", "popularity"]
+    assert "best epoch 2 of 2" in result.stdout
+    record = read_record(folder)
+    assert RunConfig(**record.settings) == RunConfig(
+        data="planted-tiny", dim=8, batch_size=500, lr=0.01, loss="entmax", alpha=1.3, epochs=2, cutoffs=(5, 20)
+    )
+
+
+def test_the_same_command_again_only_shows_the_result(tmp_path: Path) -> None:
+    command = ["--epochs", "1", "--out", str(tmp_path / "run")]
+    first, second = train(*command), train(*command)
+    assert first.stdout == second.stdout
+    assert second.stderr == ""
+
+
+def test_json_is_the_record(tmp_path: Path) -> None:
+    result = train("--epochs", "1", "--json", "--out", str(tmp_path / "run"))
+    assert json.loads(result.stdout) == read_record(tmp_path / "run").model_dump(mode="json")
+
+
+def test_a_folder_of_its_own_is_made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert train("--epochs", "1").exit_code == 0
+    assert train("--epochs", "1", "--seed", "1").exit_code == 0
+    names = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    assert len(names) == 2
+    assert all(name.startswith("planted-tiny-mf-softmax-") for name in names)
+
+
+def test_settings_from_a_file_and_options_that_count_more(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text('loss = "ssm"\nnum_negatives = 7\nepochs = 9\n', encoding="utf-8")
+    result = train("--config", str(tmp_path / "run.toml"), "--epochs", "1", "--out", str(tmp_path / "run"))
+    assert result.exit_code == 0, result.output
+    settings = read_record(tmp_path / "run").settings
+    assert (settings["loss"], settings["num_negatives"], settings["epochs"]) == ("sampled_softmax", 7, 1)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [("loss = ", "cannot be read"), ("bach_size = 3", "did you mean 'batch_size'"), ("clip = 'high'", "`clip`: input")],
+)
+def test_a_wrong_file_is_refused(tmp_path: Path, content: str, complaint: str) -> None:
+    (tmp_path / "run.toml").write_text(content, encoding="utf-8")
+    result = train("--config", str(tmp_path / "run.toml"), "--out", str(tmp_path / "run"))
+    assert isinstance(result.exception, ManymaxError)
+    assert complaint in str(result.exception)
+    assert not (tmp_path / "run").exists()
+
+
+def test_every_setting_is_an_option_with_a_line_of_help() -> None:
+    text = " ".join(CliRunner().invoke(app, ["train", "--help"]).stdout.split())
+    for name, field in RunConfig.model_fields.items():
+        assert f"--{name.replace('_', '-')} " in text
+        assert field.description is not None
+        assert field.description.replace("-", "") in text.replace("- ", "").replace("-", ""), name
+
+
+def test_divergence_is_said_with_a_way_out(tmp_path: Path) -> None:
+    result = train("--lr", "1e30", "--out", str(tmp_path / "run"))
+    assert result.exit_code == 1
+    assert "diverged: " in result.stdout
+    assert "--lr" in result.stdout
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "manymax", "train", *TINY, *arguments]
+
+
+def test_a_mistake_is_one_line_and_no_traceback(tmp_path: Path) -> None:
+    result = subprocess.run(
+        command("--loss", "sparsmax"), capture_output=True, text=True, check=False, cwd=tmp_path, env=environment()
+    )
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert result.stderr.startswith("manymax: unknown loss 'sparsmax': did you mean 'sparsemax'?")
+    assert list(tmp_path.iterdir()) == []
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
+    full = command("--epochs", "40", "--patience", "40", "--out", str(tmp_path / "run"))
+    running = subprocess.Popen(full, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+    with running:
+        assert running.stderr is not None
+        lines = [running.stderr.readline() for _ in range(3)]
+        running.send_signal(signal.SIGINT)
+        out, error = running.communicate()
+    assert lines[2].startswith("epoch 2/40")
+    assert running.returncode == 130, error
+    assert out.startswith("stopped by SIGINT in epoch")
+    assert "the same command goes on from there" in out
+    again = subprocess.run(full, capture_output=True, text=True, check=False, env=environment())
+    assert again.returncode == 0, again.stderr
+    assert ", from epoch " in again.stderr.splitlines()[0]
+    assert read_record(tmp_path / "run").epochs == 40
