@@ -53,7 +53,7 @@ def pairs_of(batch: Batch) -> Counter[tuple[int, int]]:
 
 
 @settings(max_examples=40)
-@given(ragged, st.integers(1, 20), st.sampled_from(["pairs", "users"]))
+@given(ragged, st.integers(1, 20), st.sampled_from(["pairs", "chunks", "users"]))
 def test_an_epoch_holds_every_pair_once(lists: list[list[int]], batch_size: int, batches: str) -> None:
     found: Counter[tuple[int, int]] = Counter()
     for batch in epoch(split_of(lists), BY_ID, batch_size, batches=batches):
@@ -69,6 +69,24 @@ def test_batches_of_pairs_are_full(lists: list[list[int]], batch_size: int) -> N
     sizes = [pairs_of(batch).total() for batch in epoch(split_of(lists), BY_ID, batch_size)]
     assert all(size == batch_size for size in sizes[:-1])
     assert all(0 < size <= batch_size for size in sizes[-1:])
+
+
+@settings(max_examples=40)
+@given(ragged, st.integers(1, 5))
+def test_chunks_hold_a_few_pairs_of_one_user_each(lists: list[list[int]], chunk: int) -> None:
+    whole = epoch(split_of(lists), BY_ID, 1, batches="chunks", chunk=chunk)  # a pair at a time shows the order
+    order = [int(batch.users) for batch in whole]
+    runs = [(user, len(list(group))) for user, group in itertools.groupby(order)]
+    for user, items in enumerate(lists):
+        mine = [length for owner, length in runs if owner == user]
+        assert sum(mine) == len(items)
+        assert len(mine) <= math.ceil(len(items) / chunk)  # neighbouring chunks of one user look like one
+
+
+def test_chunks_are_drawn_anew_and_not_by_place() -> None:
+    split = split_of([list(range(12))] * 3)
+    seen = {tuple(int(b.target.ids[0, 0]) for b in epoch(split, BY_ID, 1, seed, batches="chunks")) for seed in range(5)}
+    assert len(seen) == 5
 
 
 @settings(max_examples=40)
@@ -174,10 +192,10 @@ def test_a_batch_can_be_asked_for_by_its_number(reader: SimpleNamespace, options
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"batches": "pair"}, "`batches` must be one of 'pairs', 'users'; got 'pair'"),
+        ({"batches": "pair"}, "`batches` must be one of 'pairs', 'chunks', 'users'; got 'pair'"),
         ({"positions": "last"}, "`positions` must be one of 'all', 'prefix'; got 'last'"),
-        ({"batch_size": 0}, "`batch_size` and `max_length` must be at least 1; got 0 and 20"),
-        ({"max_length": 0}, "`batch_size` and `max_length` must be at least 1; got 8 and 0"),
+        ({"batch_size": 0}, "`batch_size` must be at least 1; got 0"),
+        ({"max_length": 0}, "`max_length` must be at least 1; got 0"),
     ],
 )
 def test_wrong_options_are_refused(options: dict, complaint: str) -> None:

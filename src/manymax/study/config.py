@@ -34,10 +34,11 @@ ONLY_FOR: tuple[tuple[tuple[str, ...], str, tuple[str, ...]], ...] = (
     (("layers",), "backbone", ("sasrec", "lightgcn")),
     (("attention_heads", "hidden", "dropout", "max_length", "positions"), "backbone", ("sasrec",)),
     (("batches",), "backbone", ("mf", "lightgcn")),
+    (("chunk",), "batches", ("chunks",)),
     (("multilabel",), "batches", ("users",)),
     (("temperature",), "scale", ("cosine",)),
     (("ridge", "ridge_power", "positive_weight"), "solver", ("als",)),
-    (("lr", "weight_decay", "batch_size", "batches", "accumulate", "clip", "bf16"), "solver", ("gradient",)),
+    (("lr", "weight_decay", "batch_size", "batches", "chunk", "accumulate", "clip", "bf16"), "solver", ("gradient",)),
     (("label_smoothing",), "solver", ("gradient",)),
 )
 
@@ -108,9 +109,10 @@ class RunConfig(BaseModel):
     lr: float = Field(1e-3, gt=0, description="Learning rate of Adam.")
     weight_decay: float = Field(0.0, ge=0, description="L2 penalty, added to the gradient as Adam does.")
     batch_size: int = Field(2048, ge=1, description="Positives of a batch.")
-    batches: Literal["pairs", "users"] = Field(
-        "pairs", description="Of (user, item) pairs, or of all pairs of some users."
+    batches: Literal["pairs", "chunks", "users"] = Field(
+        "pairs", description="Of (user, item) pairs, of a few pairs of some users, or of all their pairs."
     )
+    chunk: int = Field(8, ge=1, description="Pairs of a user that stay together in chunks.")
     accumulate: int = Field(1, ge=1, description="Batches whose gradients are averaged for one step.")
     clip: float | None = Field(None, gt=0, description="Largest norm of the gradient.")
     bf16: bool = Field(False, description="Matrix products in bfloat16.")

@@ -90,6 +90,7 @@ def epoch_batches(config: RunConfig, split: Split, model: Model, epoch: int) -> 
         model.backbone,
         batch_size=config.batch_size,
         batches=config.batches,
+        chunk=config.chunk,
         positions=config.positions,
         max_length=config.max_length,
         generator=generator(config.seed, "shuffle", step=epoch),

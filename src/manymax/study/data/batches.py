@@ -68,6 +68,7 @@ def training_batches(
     *,
     batch_size: int,
     batches: str = "pairs",
+    chunk: int = 8,
     positions: str = "all",
     max_length: int = 20,
     generator: torch.Generator,
@@ -83,7 +84,8 @@ def training_batches(
         backbone: says whether it needs histories.
         batch_size: positives of a batch.
         batches: without histories: "pairs", (user, item) pairs drawn without regard to users; "users", all pairs
-            of a user at once.
+            of a user at once; "chunks", in between: `chunk` random pairs of a user at once.
+        chunk: pairs of a user that stay together in "chunks": a row of scores serves them all.
         positions: with histories: "all", one row a user with the latest `max_length` items, each the target of those
             before it; "prefix", one row for each item, whose history are the up to `max_length` items before it.
         max_length: of a history.
@@ -102,27 +104,36 @@ def training_batches(
         (tensor([[   4,    2],
                 [   2, -100]]), tensor([2, 7, 6]))
     """
-    check_choice("batches", batches, ("pairs", "users"))
+    check_choice("batches", batches, ("pairs", "chunks", "users"))
     check_choice("positions", positions, ("all", "prefix"))
-    if min(batch_size, max_length) < 1:
-        raise ArgumentError(f"`batch_size` and `max_length` must be at least 1; got {batch_size} and {max_length}.")
+    for name, value in {"batch_size": batch_size, "max_length": max_length, "chunk": chunk}.items():
+        if value < 1:
+            raise ArgumentError(f"`{name}` must be at least 1; got {value}.")
     if not (split.train.lengths > (1 if backbone.needs_history else 0)).any():
         enough = "two interactions" if backbone.needs_history else "an interaction"
         raise ArgumentError(f"`split` has nothing to train on: no user has {enough} in its training part.")
     if backbone.needs_history:
         make = _sequences if positions == "all" else _prefixes
         return make(split.train, batch_size, max_length, generator)
-    return (_pairs if batches == "pairs" else _users)(split.train, batch_size, generator)
+    if batches == "users":
+        return _users(split.train, batch_size, generator)
+    return _pairs(split.train, batch_size, 1 if batches == "pairs" else chunk, generator)
 
 
-def _pairs(train: Lists, batch_size: int, generator: torch.Generator) -> Batches:
+def _pairs(train: Lists, batch_size: int, chunk: int, generator: torch.Generator) -> Batches:
     users = train.users()
 
     def make(rows: Tensor) -> Batch:
         distinct, target = group_pairs(users[rows], train.items[rows])
         return Batch(distinct, target=target)
 
-    return Batches(torch.randperm(users.numel(), generator=generator).split(batch_size), make)
+    order = torch.randperm(users.numel(), generator=generator)
+    if chunk > 1:
+        order = order[users[order].argsort(stable=True)]  # by user, each user's pairs in random order
+        place = torch.arange(users.numel()) - train.offsets[users]
+        chunks = (users * users.numel() + place // chunk).unique_consecutive(return_inverse=True)[1]
+        order = order[torch.randperm(int(chunks[-1]) + 1, generator=generator)[chunks].argsort(stable=True)]
+    return Batches(order.split(batch_size), make)
 
 
 def _users(train: Lists, batch_size: int, generator: torch.Generator) -> Batches:
