@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "losses": {"ops"},
     "samplers": {"ops"},
     "heads": {"losses", "samplers", "ops"},
-    "distributed": {"heads", "losses", "samplers", "ops"},
+    "distributed": {"heads", "theory", "losses", "samplers", "ops"},
     "als": {"losses", "samplers", "ops"},
     "theory": {"losses", "samplers", "ops"},
     "advisor": {"losses", "heads", "theory"},
@@ -42,7 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "study.evaluate": {"heads", "study.backbones", "study.data", "study.metrics"},
     "study.report": {"losses", "study.files", "study.records", "study.reference"},
     "study": {*LIBRARY, "study"},
-    "cli": {"losses", "samplers", "theory", "advisor", "study", ""},
+    "cli": {"losses", "samplers", "distributed", "theory", "advisor", "study", ""},
     "": LIBRARY,  # manymax/__init__.py: the public names
     "__main__": {"cli"},
 }

@@ -1,0 +1,204 @@
+"""What a step of a sharded head will cost: memory of a rank, bytes that it sends, seconds.
+
+A rank does the work of a head over its C / R classes, and the ranks exchange sums: theory.cost counts the work, and
+here are the messages. A sum over R ranks of b bytes goes round in a ring, in which every rank
+
+    sends 2 (R - 1) / R b bytes in 2 (R - 1) messages:    seconds = 2 (R - 1) latency + 2 (R - 1) / R b / bandwidth
+
+Rows are cut into blocks, each with its own exchanges. Members that are not sharded (trees) stay whole on every rank.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from manymax.distributed.collectives import Ranks
+from manymax.errors import ArgumentError
+from manymax.heads.options import PAD, HeadOptions
+from manymax.losses import FAMILY
+from manymax.losses.facts import Member
+from manymax.theory.cost import FLOAT, Cost, Machine, Shape, Work, cost, is_sparse
+
+DOUBLE = 8  # bytes: sums travel in float64
+STEPS = 8  # of a threshold search
+GENERATOR = 5056  # bytes of the state of torch's generator
+MARKED = 2 * FLOAT  # a maximum, and whether it is nan
+PER_DRAW = Work(passes=60)  # of each draw, on every rank: drawing it, and finding out who has it
+
+
+@dataclass(frozen=True)
+class Network:
+    """How fast ranks talk: seconds until a message arrives, and bytes per second after that."""
+
+    latency: float
+    bandwidth: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.latency < math.inf:
+            raise ArgumentError(f"`latency` must be seconds, at least 0; got {self.latency!r}.")
+        if not self.bandwidth > 0:
+            raise ArgumentError(f"`bandwidth` must be bytes per second, above 0; got {self.bandwidth!r}.")
+
+    def seconds(self, traffic: Traffic, ranks: int) -> float:
+        """Of all sums of a step."""
+        return 2 * (ranks - 1) * self.latency * traffic.sums + traffic.sent(ranks) / self.bandwidth
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What the ranks add up in a step: the number of sums over the ranks, and their bytes in all."""
+
+    sums: float = 0.0
+    bytes: float = 0.0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(self.sums + other.sums, self.bytes + other.bytes)
+
+    def sent(self, ranks: int) -> float:
+        """Bytes that each rank sends."""
+        return 2 * (ranks - 1) / ranks * self.bytes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A step of one member on every rank.
+
+    memory: bytes of class vectors, their gradient, the optimizer's numbers, buffers. sent: bytes.
+    computing, exchanging: seconds; the optimizer's step is not in them. sharded: whether the classes are split.
+    """
+
+    member: str
+    memory: float
+    sent: float
+    computing: float
+    exchanging: float
+    sharded: bool
+
+    @property
+    def seconds(self) -> float:
+        """Of the step; nothing overlaps."""
+        return self.computing + self.exchanging
+
+
+def plan(member: str, shape: Shape, ranks: int, machine: Machine, network: Network, optimizer_states: int = 2) -> Plan:
+    """Memory, bytes and seconds of a step of `manymax.distributed.ShardedHead` on each of `ranks` ranks.
+
+    Args:
+        member: a name of `FAMILY`.
+        shape: the sizes of the whole step, all classes included.
+        ranks: R.
+        machine, network: what each rank can do, see `measure_machine` and `measure_network`.
+        optimizer_states: floats that the optimizer keeps for each one of a class vector; 2 for Adam.
+
+    Example:
+        >>> shape = Shape(batch=1024, num_classes=10**9, dim=128)
+        >>> ideal = Machine(flops=1e-13), Network(latency=1e-5, bandwidth=1e10)  # 10 TFLOP/s, 10 GB/s
+        >>> row = plan("softmax", shape, 64, *ideal)
+        >>> round(row.memory / 1e9), round(row.sent / 1e6, 1), round(row.computing, 2), round(row.exchanging, 3)
+        (36, 1.1, 1.23, 0.043)
+    """
+    if isinstance(ranks, bool) or not isinstance(ranks, int) or not 1 <= ranks <= shape.num_classes:
+        raise ArgumentError(f"`ranks` must be an integer from 1 to the number of classes; got {ranks!r}.")
+    row = FAMILY[member]
+    sharded = row.kind != "tree"
+    own, found = (_own(row, shape, ranks), traffic(row.name, shape, ranks)) if sharded else (shape, Traffic())
+    step: Cost = cost(row.name, own)
+    work = step.work
+    if row.kind == "sampled" and ranks > 1:
+        work += (shape.pairs * shape.num_negatives) * PER_DRAW
+    memory = FLOAT * (1 + optimizer_states) * own.vectors + step.memory
+    sent = found.sent(ranks) if ranks > 1 else 0.0
+    exchanging = network.seconds(found, ranks) if ranks > 1 else 0.0
+    return Plan(row.name, memory, sent, work.seconds(machine), exchanging, sharded)
+
+
+def _own(member: Member, shape: Shape, ranks: int) -> Shape:
+    """The step that the largest shard sees."""
+    return replace(
+        shape,
+        num_classes=-(-shape.num_classes // ranks),
+        support=None if shape.support is None else shape.support / ranks,
+        positives=shape.positives if member.kind == "sampled" else shape.positives / ranks,
+        num_negatives=-(-shape.num_negatives // ranks),
+        num_candidates=-(-shape.num_candidates // ranks),
+    )
+
+
+def traffic(member: str, shape: Shape, ranks: int) -> Traffic:
+    """The sums over the ranks of one step, backward included: one check, the member's own, and the queries' gradient.
+
+    Example:
+        >>> shape = Shape(batch=1000, num_classes=10**6, dim=64)
+        >>> traffic("softmax", shape, 4).bytes / 1000  # per row: 24 bytes for the loss, 256 for the gradient, the check
+        280.024
+    """
+    row = FAMILY[member]
+    both_ends = Traffic(1, 3 * DOUBLE) + Traffic(1, FLOAT * shape.queries)
+    return both_ends + _KINDS[row.kind](row, shape, ranks)
+
+
+def _exact(member: Member, shape: Shape, ranks: int) -> Traffic:
+    """A block has its own sums; the bytes are per row."""
+    padded = -(-shape.num_classes // ranks // PAD) * PAD
+    blocks = -(-shape.batch // HeadOptions().rows(padded))
+    if member.name == "rankmax":
+        sums, row = 3.0, MARKED + 4 * DOUBLE * shape.positives
+    elif member.name == "taylor_softmax":
+        sums, row = 1.0, 2.0 * DOUBLE
+    elif is_sparse(member):
+        sums, row = 3.0 + STEPS, 2.0 * MARKED + (STEPS + 1) * 2 * DOUBLE
+    else:
+        sums, row = 2.0, MARKED + 2.0 * DOUBLE
+    return Traffic(sums * blocks, row * shape.batch)
+
+
+def _sampled(member: Member, shape: Shape, ranks: int) -> Traffic:
+    """The state of the generator once; per pair the positive's score and one or two numbers, and scored candidates."""
+    row = (2 if member.name == "nce" else 4) * FLOAT + shape.num_candidates * FLOAT
+    sums = (2 if member.name == "nce" else 3) + (shape.num_candidates > 0)
+    # a broadcast sends half of what a sum does
+    return Traffic(sums + 0.5, row * shape.pairs + GENERATOR / 2)
+
+
+def _quadratic(member: Member, shape: Shape, ranks: int) -> Traffic:
+    """Count, two means and the covariance, a number per row; the two means again in the backward."""
+    return Traffic(1 + 2 + 1 + 1 + 2, FLOAT * (1 + 4 * shape.dim + shape.dim**2 + shape.batch))
+
+
+_KINDS: dict[str, Callable[[Member, Shape, int], Traffic]] = {
+    "exact": _exact,
+    "sampled": _sampled,
+    "quadratic": _quadratic,
+}
+
+
+def measure_network(ranks: Ranks, rounds: int = 30, megabytes: int = 4) -> Network:
+    """Time small and large sums over the ranks, and take medians; the same answer on every rank.
+
+    Args:
+        ranks: at least 2 of them; all must call it.
+        rounds: of each size.
+        megabytes: of the large ones.
+    """
+    if ranks.size < 2:
+        raise ArgumentError(f"`ranks` must be at least 2 to measure what is between them; got {ranks.size}.")
+    small, large = torch.zeros(64, dtype=torch.float64), torch.zeros(megabytes << 18)
+
+    def median(values: torch.Tensor, rounds: int) -> float:
+        times = []
+        for _ in range(rounds + 1):
+            start = time.perf_counter()
+            ranks.sum(values)
+            times.append(time.perf_counter() - start)
+        return statistics.median(times[1:])
+
+    found = ranks.first(torch.tensor([median(small, rounds), median(large, rounds // 3)], dtype=torch.float64))
+    quick, slow = found.tolist()
+    sent = Traffic(1, FLOAT * large.numel()).sent(ranks.size)
+    return Network(quick / (2 * (ranks.size - 1)), sent / max(slow - quick, 1e-9))
