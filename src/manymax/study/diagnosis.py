@@ -171,6 +171,7 @@ def signals(subject: Subject, sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
     tie_loss: DCG lost by ranking by probabilities, ties at random, where the label is the only relevant class.
     """
     relevant = torch.nn.functional.one_hot(subject.target, subject.num_classes).bool()
+    negatives = (subject.scores > -torch.inf) & ~relevant
     for member in _mapped():
         map = member_map(member, subject.target, **member.settings[0])
         some = member_map(member, subject.target[:NORM_ROWS], **member.settings[0])
@@ -178,7 +179,7 @@ def signals(subject: Subject, sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
         yield {
             "member": member.name,
             "num_negatives": None,
-            "silent": float(without_signal(gradients, subject.target).sum()) / float((~relevant).sum()),
+            "silent": float((without_signal(gradients, subject.target) & negatives).sum() / negatives.sum()),
             "norm": float(spectral_norm(some, subject.scores[:NORM_ROWS], iterations=NORM_STEPS).mean()),
             "tie_loss": float(tie_loss(map(subject.scores), relevant).mean()),
         }
@@ -220,7 +221,8 @@ def _panels(matrices: Sequence[tuple[str, Tensor]], horizontal: str, vertical: s
     colours = matplotlib.colormaps["RdBu_r"].with_extremes(bad="black")
     columns = 3
     rows = -(-len(matrices) // columns)
-    figure = Figure(figsize=(4 * columns, 3.4 * rows), layout="constrained")
+    figure = Figure(figsize=(4.4 * columns, 3.6 * rows))
+    figure.subplots_adjust(0.05, 0.09, 0.97, 0.89, wspace=0.3, hspace=0.4)  # a layout engine takes seconds
     for at, (title, matrix) in enumerate(matrices):
         axes = figure.add_subplot(rows, columns, at + 1)
         largest = float(matrix.abs().max()) or 1.0
@@ -228,7 +230,10 @@ def _panels(matrices: Sequence[tuple[str, Tensor]], horizontal: str, vertical: s
         shown = torch.where(matrix == 0, torch.nan, matrix).numpy()
         image = axes.imshow(shown, cmap=colours, norm=norm, aspect="auto", interpolation="nearest")
         axes.set(title=title, xlabel=horizontal, ylabel=vertical)
-        figure.colorbar(image, ax=axes)
+        bar = figure.colorbar(image, ax=axes, ticks=[sign * largest / 10**n for sign in (1, -1) for n in range(3)])
+        bar.ax.set_yticklabels([f"{tick:.1g}" for tick in bar.get_ticks()])
+        bar.minorticks_off()
+    figure.suptitle("black: exactly 0")
     return figure
 
 
