@@ -127,6 +127,11 @@ def draw(figure: Figure) -> MatplotlibFigure:
     for index, panel in enumerate(figure.panels):
         _draw_panel(drawn.add_subplot(rows, columns, index + 1), panel)
     drawn.suptitle(_plain(figure.title))
+    named = {h.get_label(): h for axes in drawn.axes for h in axes.get_legend_handles_labels()[0]}
+    if named:  # one legend for all panels
+        drawn.legend(handles=list(named.values()), loc="outside lower center", ncols=columns * 2, fontsize="x-small")
+    drawn.draw_without_rendering()
+    drawn.set_layout_engine("none")  # laid out once, for both files
     return drawn
 
 
@@ -151,8 +156,6 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
             linewidth=1.5,
             label=_plain(line.name),
         )
-    if panel.lines:
-        axes.legend(fontsize="x-small")
     axes.grid(alpha=0.3)
 
 

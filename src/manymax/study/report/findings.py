@@ -4,7 +4,7 @@ A rule looks at every case that the runs allow (a data set and a backbone, say) 
 finding, opposes it, or leaves it open. The findings are stated without exception, so
 
     contradicted      at least one case opposes
-    confirmed         at least one case supports, none opposes
+    confirmed         none opposes, and each part of the finding has at least one case that supports it
     not enough runs   otherwise
 
 The same rules are put to the paper's own tables, with plain comparison of the printed numbers instead of a test.
@@ -58,11 +58,12 @@ class Point:
 
 @dataclass(frozen=True)
 class Case:
-    """What one case says: it supports (True), opposes (False), or leaves the finding open (None)."""
+    """What one case says of a part of the finding: it supports (True), opposes (False), or leaves it open (None)."""
 
     name: str
     supports: bool | None
     why: str
+    part: str = ""
 
 
 class Evidence:
@@ -138,7 +139,7 @@ def larger_rates(evidence: Evidence) -> Iterator[Case]:
             both_at_the_end = softmax.lr == other.lr == max(rates)
             supports = None if both_at_the_end else softmax.lr > other.lr
             why = f"best rate {softmax.lr:g} for softmax, {other.lr:g} for {loss}"
-            yield Case(_name(place, loss), supports, why + (": the end of the grid" if both_at_the_end else ""))
+            yield Case(_name(place, loss), supports, why + (": the end of the grid" if both_at_the_end else ""), loss)
 
 
 def rankmax_on_top(evidence: Evidence) -> Iterator[Case]:
@@ -182,9 +183,8 @@ def sparse_falls_behind(evidence: Evidence) -> Iterator[Case]:
             on_simple, on_complex = a.score / b.score, c.score / d.score
             below = beats(d, c)
             supports = below and on_complex < on_simple if below is not None else None
-            yield Case(
-                _name((data, backbone), loss), supports, f"{on_simple:.0%} of softmax on mf, {on_complex:.0%} here"
-            )
+            why = f"{on_simple:.0%} of softmax on mf, {on_complex:.0%} here"
+            yield Case(_name((data, backbone), loss), supports, why, loss)
 
 
 def non_sampling_approximations(evidence: Evidence) -> Iterator[Case]:
@@ -193,9 +193,9 @@ def non_sampling_approximations(evidence: Evidence) -> Iterator[Case]:
         softmax = evidence.best(place, "softmax")
         tree, rg = evidence.best(place, "hierarchical_softmax"), evidence.best(place, "rg")
         if softmax is not None and tree is not None:
-            yield Case(_name(place, "hierarchical_softmax below softmax"), beats(softmax, tree), _versus(tree, softmax))
+            yield Case(_name(place, "HSM below softmax"), beats(softmax, tree), _versus(tree, softmax), "HSM")
         if softmax is not None and rg is not None:
-            yield Case(_name(place, "rg not below softmax"), beats(softmax, rg) is not True, _versus(rg, softmax))
+            yield Case(_name(place, "RG not below softmax"), beats(softmax, rg) is not True, _versus(rg, softmax), "RG")
 
 
 def more_negatives(evidence: Evidence) -> Iterator[Case]:
@@ -207,11 +207,11 @@ def more_negatives(evidence: Evidence) -> Iterator[Case]:
         values = ", ".join(f"{p.score:.4f}" for p in line)
         if loss == "nce":
             change = abs(last.score - first.score) / max(last.score, 1e-12)
-            yield Case(_name(place, loss), change <= NEGLIGIBLE, f"changes by {change:.0%}: {values}")
+            yield Case(_name(place, loss), change <= NEGLIGIBLE, f"changes by {change:.0%}: {values}", loss)
         else:
             falls = any(beats(before, after) for before, after in pairwise(line))
             rises = beats(last, first)
-            yield Case(_name(place, loss), False if falls or rises is False else rises, values)
+            yield Case(_name(place, loss), False if falls or rises is False else rises, values, loss)
 
 
 def _lines(evidence: Evidence, sampler: str) -> dict[tuple[tuple[str, str], str], list[Point]]:
@@ -234,7 +234,7 @@ def better_proposals(evidence: Evidence) -> Iterator[Case]:
             other = others.get(point.num_negatives)
             if other is not None:
                 why = f"{point.score:.4f} with dns, {other.score:.4f} with uniform"
-                yield Case(_name(key[0], f"{key[1]}, k={point.num_negatives}"), beats(point, other), why)
+                yield Case(_name(key[0], f"{key[1]}, k={point.num_negatives}"), beats(point, other), why, key[1])
 
 
 def few_epochs(evidence: Evidence) -> Iterator[Case]:
@@ -245,8 +245,10 @@ def few_epochs(evidence: Evidence) -> Iterator[Case]:
             mine = _arrives(evidence.best(place, loss), "epoch")
             if reference is None or mine is None:
                 continue
-            supports = mine < reference if place[1] == SIMPLE else mine >= reference
-            yield Case(_name(place, loss), supports, f"epoch {mine:g}, softmax epoch {reference:g}")
+            simple = place[1] == SIMPLE
+            supports = mine < reference if simple else mine >= reference
+            why = f"epoch {mine:g}, softmax epoch {reference:g}"
+            yield Case(_name(place, loss), supports, why, "simple" if simple else "complex")
 
 
 def _arrives(point: Point | None, column: str, goal: float | None = None) -> float | None:
@@ -266,7 +268,9 @@ def overhead(evidence: Evidence) -> Iterator[Case]:
         for loss in SPARSE:
             mine = _seconds_per_epoch(evidence.best(place, loss))
             if mine is not None:
-                yield Case(_name(place, loss), mine > OVERHEAD * seconds, f"{mine / seconds:.2f} times softmax's epoch")
+                yield Case(
+                    _name(place, loss), mine > OVERHEAD * seconds, f"{mine / seconds:.2f} times softmax's epoch", "cost"
+                )
         goal = COMPETITIVE * softmax.selected
         own = _arrives(softmax, "seconds_train", goal)
         times = [_arrives(evidence.best(place, loss), "seconds_train", goal) for loss in SAMPLED]
@@ -277,7 +281,7 @@ def overhead(evidence: Evidence) -> Iterator[Case]:
             faster.append(Case(_name(place, "sampled"), quick is not None and quick < own, why))
     if faster:  # "sometimes": one place is enough
         supports = any(case.supports for case in faster)
-        yield Case("sampling is faster somewhere", supports, "; ".join(f"{c.name}: {c.why}" for c in faster))
+        yield Case("sampling is faster somewhere", supports, "; ".join(f"{c.name}: {c.why}" for c in faster), "speed")
 
 
 def _seconds_per_epoch(point: Point | None) -> float | None:
@@ -298,12 +302,13 @@ def _versus(first: Point, second: Point) -> str:
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding: what the paper claims, and the rule."""
+    """One finding: what the paper claims, and the rule; it needs support in each of its parts."""
 
     number: int
     claim: str
     rule: str
     cases: Callable[[Evidence], Iterator[Case]]
+    parts: tuple[str, ...] = ("",)
 
 
 TEST = f"paired t-test over users, p < {LEVEL}"
@@ -315,6 +320,7 @@ FINDINGS = (
         "For each data set and backbone: the learning rate that is best on validation is larger for softmax than for "
         "sparsemax, and than for entmax. Open where both are best at the largest rate of the grid.",
         larger_rates,
+        SPARSE,
     ),
     Finding(
         2,
@@ -334,12 +340,14 @@ FINDINGS = (
         f"For each data set and complex backbone: sparsemax and entmax are below softmax (N@20, {TEST}) and reach a "
         "smaller share of softmax's N@20 than on MF.",
         sparse_falls_behind,
+        SPARSE,
     ),
     Finding(
         5,
         "Of the non-sampling approximations HSM is poor and RG is superior.",
         f"For each data set and backbone: HSM is below softmax, and RG is not below softmax (N@20, {TEST}).",
         non_sampling_approximations,
+        ("HSM", "RG"),
     ),
     Finding(
         6,
@@ -348,12 +356,14 @@ FINDINGS = (
         f"from one k to the next and rises from the smallest to the largest ({TEST}); NCE's changes by at most "
         f"{NEGLIGIBLE:.0%} from the smallest to the largest.",
         more_negatives,
+        SAMPLED,
     ),
     Finding(
         7,
         "Proposals nearer to the model (DNS) improve sampled softmax and NCE.",
         f"For each data set, backbone, loss and k: dns is above uniform (N@20, {TEST}).",
         better_proposals,
+        SAMPLED,
     ),
     Finding(
         8,
@@ -361,6 +371,7 @@ FINDINGS = (
         f"For each data set: the epoch at which {NEAR:.0%} of the own best validation N@20 is reached is earlier than "
         "softmax's on MF, and not earlier on other backbones.",
         few_epochs,
+        ("simple", "complex"),
     ),
     Finding(
         9,
@@ -369,6 +380,7 @@ FINDINGS = (
         f"sparsemax and entmax; and somewhere a sampled loss reaches {COMPETITIVE:.0%} of softmax's best validation "
         "N@20 in fewer training seconds than softmax.",
         overhead,
+        ("cost", "speed"),
     ),
 )
 
@@ -384,24 +396,26 @@ class Judgement:
     @property
     def verdict(self) -> Verdict:
         """From our runs."""
-        return verdict(self.cases)
+        return verdict(self.cases, self.finding.parts)
 
     @property
     def printed_verdict(self) -> Verdict:
         """From the paper's own tables."""
-        return verdict(self.printed)
+        return verdict(self.printed, self.finding.parts)
 
 
-def verdict(cases: Sequence[Case]) -> Verdict:
+def verdict(cases: Sequence[Case], parts: Sequence[str] = ("",)) -> Verdict:
     """The verdict that cases lead to.
 
     >>> verdict([Case("a", True, ""), Case("b", None, "")]), verdict([Case("a", True, ""), Case("b", False, "")])
     ('confirmed', 'contradicted')
+    >>> verdict([Case("a", True, "", "HSM")], ("HSM", "RG"))
+    'not enough runs'
     """
-    opinions = [case.supports for case in cases]
-    if False in opinions:
+    if any(case.supports is False for case in cases):
         return "contradicted"
-    return "confirmed" if True in opinions else "not enough runs"
+    supported = {case.part for case in cases if case.supports}
+    return "confirmed" if supported.issuperset(parts) else "not enough runs"
 
 
 def judge(trials: Sequence[Trial]) -> list[Judgement]:

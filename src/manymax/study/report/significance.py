@@ -56,13 +56,23 @@ def _differences(first: Trial, second: Trial, metric: str) -> Array:
         here, there = run.users(metric), None if other is None else other.users(metric)
         if here is None or there is None:
             continue
-        common, mine, its = np.intersect1d(here[0], there[0], return_indices=True)
+        common, difference = _paired(here, there)
         users.append(common)
-        values.append(here[1][mine] - there[1][its])
+        values.append(difference)
     if not users:
         return np.empty(0)
+    if all(np.array_equal(users[0], others) for others in users[1:]):
+        return np.asarray(np.mean(values, axis=0))
     _, index = np.unique(np.concatenate(users), return_inverse=True)
     return np.bincount(index, weights=np.concatenate(values)) / np.bincount(index)
+
+
+def _paired(here: tuple[Array, Array], there: tuple[Array, Array]) -> tuple[Array, Array]:
+    """The users that both have, and their differences."""
+    if np.array_equal(here[0], there[0]):  # as a rule: no sorting of names
+        return here[0], here[1] - there[1]
+    common, mine, its = np.intersect1d(here[0], there[0], return_indices=True)
+    return common, here[1][mine] - there[1][its]
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

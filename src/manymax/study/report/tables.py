@@ -17,6 +17,7 @@ EMPTY = Cell(text="")
 POPULARITY = "popularity"
 SHORT = {"ndcg": "N", "precision": "P", "recall": "R"}
 MARKS = "Bold: the best of a method over its learning rates. Blue: the best of a data set. "
+PRINTED = "Small or in brackets: what the paper prints."
 NEAR = 0.95  # of the best validation value: when a run counts as having arrived
 
 
@@ -57,7 +58,7 @@ def results(trials: Sequence[Trial], backbone: str) -> Table:
         heads=("loss", "metric"),
         columns=tuple((data, rate(lr)) for data in rates for lr in rates[data]),
         rows=tuple(rows),
-        note=f"{_seeds(here)}{MARKS}Small or in brackets: what the paper prints.",
+        note=_seeds(here) + MARKS + (PRINTED if any(cell.paper for _, cells in rows for cell in cells) else ""),
     )
 
 
