@@ -99,6 +99,13 @@ def test_batches_of_users_keep_users_whole_and_have_about_as_many_pairs(lists: l
     assert len(found) <= math.ceil(sum(map(len, lists)) / size)
 
 
+def test_rows_fill_a_batch_before_the_next_begins() -> None:
+    users = split_of([[1, 2]] * 4)
+    assert [pairs_of(batch).total() for batch in epoch(users, BY_ID, 4, batches="users")] == [4, 4]
+    long = split_of([list(range(12))] * 4)
+    assert [len(batch.target) for batch in epoch(long, BY_HISTORY, 4, max_length=2)] == [4, 4]
+
+
 @pytest.mark.parametrize("batches", ["pairs", "users"])
 def test_the_loss_of_a_batch_is_that_of_its_pairs(batches: str, seed: int) -> None:
     lists = [[1, 2, 3, 3], [4], [], [5, 6, 1, 2, 9, 3, 3, 3], [7, 8]]
