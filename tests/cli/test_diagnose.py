@@ -21,7 +21,8 @@ from manymax.losses import FAMILY
 from manymax.study import diagnosis
 from manymax.study.config import RunConfig
 from manymax.study.run import run as run_study
-from manymax.theory.bias_variance import ESTIMATES, estimate
+from manymax.theory.bias_variance import estimate
+from manymax.theory.cases import ESTIMATES
 from tests.exact import normal
 
 SMALL = ("--rows", "4", "--num-negatives", "3", "--draws", "50")

@@ -18,15 +18,16 @@ from manymax.errors import ArgumentError, ArgumentTypeError, ManymaxError
 from manymax.losses import FAMILY
 from manymax.losses.nce import expected_loss
 from manymax.losses.rg import error_bound
-from manymax.theory import bias_variance as theory
-from manymax.theory import log_sums
-from manymax.theory.bias_variance import Estimate, deviation, drawn, estimate, negatives_needed, tree_log_probs
+from manymax.theory import cases, log_sums
+from manymax.theory.approximations import APPROXIMATIONS, DRAWING, TOLERANCE, rg_series, tree_log_probs
+from manymax.theory.bias_variance import Estimate, deviation, divergences, drawn, estimate, negatives_needed
+from manymax.theory.cases import ESTIMATES
 from tests.exact import labels, normal
 
 SCORES = torch.tensor([[1.0, -0.5, 2.0, 0.0], [0.0, 0.1, -3.0, 1.0]], dtype=torch.float64)
 Q = torch.tensor([0.1, 0.25, 0.25, 0.4], dtype=torch.float64)
 TARGET = torch.tensor([1, 3])
-DRAWN = [*(("sampled_softmax", correction) for correction in theory.ESTIMATES), ("nce", "logq")]
+DRAWN = [*(("sampled_softmax", correction) for correction in ESTIMATES), ("nce", "logq")]
 
 
 def log_q(num_classes: int, seed: int = 0) -> Tensor:
@@ -123,9 +124,9 @@ def test_the_delta_formulas() -> None:
 
 def test_logq_is_above_and_partition_below() -> None:
     """Over y ~ P "logq" has the bias +chi2/(2k), the estimates of Z itself have a negative one."""
-    chi2 = theory.divergences(SCORES, Q.log())["chi_square"]
+    chi2 = divergences(SCORES, Q.log())["chi_square"]
     k = 4000
-    found = {c: estimate("ssm", SCORES, log_q=Q.log(), num_negatives=k, correction=c) for c in theory.ESTIMATES}
+    found = {c: estimate("ssm", SCORES, log_q=Q.log(), num_negatives=k, correction=c) for c in ESTIMATES}
     torch.testing.assert_close(found["logq"].exact_bias, chi2 / (2 * k), rtol=0.01, atol=0)
     torch.testing.assert_close(found["importance"].exact_bias, -chi2 / (2 * k), rtol=0.01, atol=0)
     assert (found["partition"].exact_bias < 0).all()
@@ -153,7 +154,7 @@ def test_nce_mean_loss_is_entropy_less_a_divergence(k: int) -> None:
     probs = SCORES.softmax(-1)
     gap = expected_loss(probs, Q, k) + (probs * probs.log()).sum(-1)
     torch.testing.assert_close(found.exact_bias + found.offset, gap)
-    jensen_shannon = theory.divergences(SCORES, Q.log(), k)["jensen_shannon"]
+    jensen_shannon = divergences(SCORES, Q.log(), k)["jensen_shannon"]
     entropy = math.log(1 + k) - k / (1 + k) * math.log(k)
     torch.testing.assert_close(expected_loss(probs, Q, k), (1 + k) * (entropy - jensen_shannon))
 
@@ -161,11 +162,11 @@ def test_nce_mean_loss_is_entropy_less_a_divergence(k: int) -> None:
 def test_nce_variance_beside_the_printed_one() -> None:
     probs, k = SCORES.softmax(-1), 5
     found = estimate("nce", SCORES, TARGET, log_q=Q.log(), num_negatives=k)
-    chi2 = theory.divergences(SCORES, Q.log())["chi_square"]
+    chi2 = divergences(SCORES, Q.log())["chi_square"]
     torch.testing.assert_close(found.variance, k * chi2 / (1 + k) ** 2)
     logs = (k + probs / Q).log()
     torch.testing.assert_close(found.exact_variance, k * ((Q * logs**2).sum(-1) - (Q * logs).sum(-1) ** 2))
-    assert torch.equal(found.in_range, (found.variance / found.exact_variance - 1).abs() <= theory.TOLERANCE)
+    assert torch.equal(found.in_range, (found.variance / found.exact_variance - 1).abs() <= TOLERANCE)
 
 
 def test_nce_of_unnormalised_scores_never_gets_there() -> None:
@@ -228,7 +229,7 @@ def random_cases(seed: int, count: int) -> list[tuple[Tensor, Tensor, int, int]]
     return found
 
 
-@pytest.mark.parametrize("correction", theory.ESTIMATES)
+@pytest.mark.parametrize("correction", ESTIMATES)
 def test_inside_its_range_the_delta_method_is_within_a_tenth(correction: str, seed: int) -> None:
     inside, near, total = 0, 0, 150
     for scores, proposal, target, k in random_cases(seed, total):
@@ -236,9 +237,9 @@ def test_inside_its_range_the_delta_method_is_within_a_tenth(correction: str, se
         if found.variance < 1e-9:  # rounding is as large
             continue
         error = relative_error(found).item()
-        assert not found.in_range or error <= 1.2 * theory.TOLERANCE, (scores, proposal, target, k)
+        assert not found.in_range or error <= 1.2 * TOLERANCE, (scores, proposal, target, k)
         inside += bool(found.in_range)
-        near += error <= theory.TOLERANCE
+        near += error <= TOLERANCE
     assert inside >= 0.7 * near  # few are flagged that need not be
     assert near <= 0.9 * total  # and there is something to flag
 
@@ -246,7 +247,7 @@ def test_inside_its_range_the_delta_method_is_within_a_tenth(correction: str, se
 @given(
     logits=st.lists(st.tuples(st.floats(-8, 8), st.floats(-8, 8)), min_size=2, max_size=4),
     k=st.integers(1, 10**5),
-    correction=st.sampled_from(theory.ESTIMATES),
+    correction=st.sampled_from(ESTIMATES),
 )
 def test_no_small_case_deceives_the_range(logits: list[tuple[float, float]], k: int, correction: str) -> None:
     scores, proposal = torch.tensor(logits, dtype=torch.float64).T
@@ -254,13 +255,13 @@ def test_no_small_case_deceives_the_range(logits: list[tuple[float, float]], k: 
         "ssm", scores, torch.tensor(0), log_q=proposal.log_softmax(-1), num_negatives=k, correction=correction
     )
     if found.variance > 1e-9 and found.in_range:
-        assert relative_error(found) <= 1.2 * theory.TOLERANCE
+        assert relative_error(found) <= 1.2 * TOLERANCE
 
 
 # --- many classes ---
 
 
-@pytest.mark.parametrize("correction", theory.ESTIMATES)
+@pytest.mark.parametrize("correction", ESTIMATES)
 def test_bins_of_many_weights_change_nothing(correction: str, monkeypatch: pytest.MonkeyPatch) -> None:
     scores, target, proposal = 2.5 * normal(2, 3000), labels(2, num_classes=3000), log_q(3000)
     options: dict[str, Any] = {"log_q": proposal, "num_negatives": 20, "correction": correction}
@@ -277,7 +278,7 @@ def test_a_few_labels_stand_for_all(name: str, correction: str, k: int, monkeypa
     scores, proposal = 2 * normal(1, 600), 0.7 * log_q(600)
     options: dict[str, Any] = {"log_q": proposal.log_softmax(-1), "num_negatives": k, "correction": correction}
     few = estimate(name, scores, **options)
-    monkeypatch.setattr(theory, "LABELS", 600)
+    monkeypatch.setattr(cases, "LABELS", 600)
     every = estimate(name, scores, **options)
     torch.testing.assert_close(few.deviation, every.deviation, rtol=0.04, atol=0)
     torch.testing.assert_close(few.exact_bias, every.exact_bias, rtol=0.04, atol=1e-3)
@@ -286,7 +287,7 @@ def test_a_few_labels_stand_for_all(name: str, correction: str, k: int, monkeypa
 def test_blocks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     scores, target = normal(5, 8), labels(5, num_classes=8)
     whole = estimate("ssm", scores, target, num_negatives=4)
-    monkeypatch.setattr(theory, "TABLE", 16)
+    monkeypatch.setattr(cases, "TABLE", 16)
     for part in ("exact_bias", "exact_variance", "bias", "variance", "deviation", "offset"):
         torch.testing.assert_close(
             getattr(estimate("ssm", scores, target, num_negatives=4), part), getattr(whole, part)
@@ -339,7 +340,7 @@ def test_rg_error_and_its_series() -> None:
     centred = scores - scores.mean(-1, keepdim=True)
     third = -(centred**3).mean(-1) / 6
     fourth = -((centred**4).mean(-1) - 3 * (centred**2).mean(-1) ** 2) / 24
-    torch.testing.assert_close(torch.stack(theory.rg_series(scores)), torch.stack([third, fourth]))
+    torch.testing.assert_close(torch.stack(rg_series(scores)), torch.stack([third, fourth]))
     torch.testing.assert_close(found.bias, third + fourth)
     assert ((found.bias - truth).abs() <= 0.02 * third.abs().max()).all()
     assert (truth.abs() <= error_bound(scores)).all()
@@ -349,7 +350,7 @@ def test_rg_error_and_its_series() -> None:
 
 
 def test_rg_error_of_symmetric_scores_is_of_fourth_order() -> None:
-    third, fourth = theory.rg_series(torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64))
+    third, fourth = rg_series(torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64))
     assert third == 0
     assert fourth != 0
 
@@ -398,7 +399,7 @@ def test_softmax_does_not_deviate_and_others_do_not_count() -> None:
 
 def test_every_member_that_states_a_bias_has_one_here() -> None:
     stated = {member.name for member in FAMILY.values() if member.facts.bias is not None}
-    assert stated <= set(theory.APPROXIMATIONS)
+    assert stated <= set(APPROXIMATIONS)
 
 
 # --- how many negatives ---
@@ -507,6 +508,6 @@ def test_more_bad_arguments() -> None:
 
 def test_combinations_are_all_there() -> None:
     """Every correction that the loss knows has an estimate, and nothing is drawn twice."""
-    assert set(theory.ESTIMATES) == {"none", "logq", "partition", "importance"}
-    for name, k in itertools.product(theory.DRAWING, (1, 2)):
+    assert set(ESTIMATES) == {"none", "logq", "partition", "importance"}
+    for name, k in itertools.product(DRAWING, (1, 2)):
         assert deviation(name, SCORES, num_negatives=k).shape == (2,)

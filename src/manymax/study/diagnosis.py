@@ -18,15 +18,9 @@ from manymax.ops.tree import HuffmanTree
 from manymax.study.data.interactions import PADDING
 from manymax.study.files import whole, write_json
 from manymax.study.serve import Served
-from manymax.theory.bias_variance import (
-    APPROXIMATIONS,
-    DRAWING,
-    ESTIMATES,
-    divergences,
-    drawn,
-    estimate,
-    tree_log_probs,
-)
+from manymax.theory.approximations import APPROXIMATIONS, DRAWING, tree_log_probs
+from manymax.theory.bias_variance import divergences, drawn, estimate
+from manymax.theory.cases import ESTIMATES
 from manymax.theory.gradients import by_score, gradient, tie_loss, top_jacobian, undrawn_probability, without_signal
 from manymax.theory.jacobian import spectral_norm
 from manymax.theory.order import member_map

@@ -1,0 +1,192 @@
+"""What bias and variance are asked of: scores, labels and a proposal, checked and in blocks of rows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manymax.errors import ArgumentError, ArgumentTypeError, check_choice
+from manymax.losses import FAMILY
+from manymax.losses.sampled_softmax import CORRECTIONS
+from manymax.losses.taylor_softmax import check_order
+from manymax.ops.checks import check_finite, check_scores
+from manymax.ops.tree import ClassTree
+
+ESTIMATES = (*CORRECTIONS, "importance")
+TABLE = 2**18  # scores at once, so that they stay in the cache
+MASKED = math.log(torch.finfo(torch.float64).tiny)  # a class with a smaller log P counts as masked
+LABELS = 64  # that stand for y ~ P, where there are more classes,
+LABEL_WIDTH = 0.5  # each for those within so much of log(P/q)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Arguments that have been read, a block of rows.
+
+    scores, log_probs, probs, log_q: (N, C). labels: (N, L) classes; shares: (N, L) their weights in the mean.
+    tree_log_probs: (N, C), of hierarchical softmax.
+    """
+
+    scores: Tensor
+    log_probs: Tensor
+    probs: Tensor
+    log_q: Tensor
+    labels: Tensor
+    shares: Tensor
+    tree_log_probs: Tensor | None
+    num_negatives: int
+    correction: str
+    order: int
+    log_z: float | None
+
+    @property
+    def weights(self) -> Tensor:
+        """P / q, (N, C); 0 for a masked class, which may have q = 0."""
+        return torch.where(self.log_probs > -torch.inf, (self.log_probs - self.log_q).exp(), 0)
+
+    def at_labels(self, values: Tensor) -> Tensor:
+        """values (N, C) at the labels, (N, L)."""
+        return values.gather(-1, self.labels)
+
+
+def check_count(argument: str, value: object, least: int = 1) -> None:
+    """Raise unless `value` is an integer of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ArgumentError(f"`{argument}` must be an integer of at least {least}; got {value!r}.")
+
+
+def read_cases(
+    name: str,
+    scores: Tensor,
+    target: Tensor | None,
+    log_q: Tensor | None,
+    tree: ClassTree | Tensor | None = None,
+    **settings: Any,
+) -> list[Case]:
+    """The arguments, checked, in float64 and in blocks of rows."""
+    check_scores(scores)
+    if scores.ndim > 2 or not len(scores):
+        raise ArgumentError(f"`scores` must be (rows, classes) with at least 1 row; got shape {tuple(scores.shape)}.")
+    check_count("num_negatives", settings["num_negatives"])
+    check_choice("correction", settings["correction"], ESTIMATES)
+    check_order(settings["order"])
+    rows = scores.detach().double().reshape(-1, scores.shape[-1])
+    check_finite(rows.amax(-1))
+    proposal = _read_log_q(log_q, rows)
+    labels = None if target is None else _read_target(target, rows)
+    leaves = _read_tree(tree, rows) if name == "hierarchical_softmax" else None
+    cases = []
+    size = min(64, max(1, TABLE // rows.shape[-1]))
+    for at in (slice(start, start + size) for start in range(0, len(rows), size)):
+        log_probs = rows[at].log_softmax(-1)
+        if labels is None:
+            ids, shares = _labels_of(log_probs, _label_key(name, settings["correction"], log_probs, proposal[at]))
+        else:
+            ids, shares = labels[at], torch.ones_like(labels[at], dtype=rows.dtype)
+        block = (
+            rows[at],
+            log_probs,
+            log_probs.exp(),
+            proposal[at],
+            ids,
+            shares,
+            leaves if leaves is None else leaves[at],
+        )
+        cases.append(Case(*block, **settings))
+    return cases
+
+
+def _read_log_q(log_q: Tensor | None, scores: Tensor) -> Tensor:
+    """log q, (N, C), normalised."""
+    if log_q is None:
+        return scores.new_tensor(-math.log(scores.shape[-1])).expand_as(scores)
+    if not isinstance(log_q, Tensor) or not log_q.is_floating_point():
+        kind = log_q.dtype if isinstance(log_q, Tensor) else type(log_q).__name__
+        raise ArgumentTypeError(f"`log_q` must be a float tensor of log-probabilities; got {kind}.")
+    if log_q.shape not in (scores.shape, scores.shape[-1:]):
+        raise ArgumentError(
+            f"`log_q` must have shape ({scores.shape[-1]},) or {tuple(scores.shape)}; got {tuple(log_q.shape)}."
+        )
+    rows = log_q.detach().double()
+    total = rows.logsumexp(-1, keepdim=True)
+    if not (total.abs() < 1e-3).all():
+        raise ArgumentError(
+            f"`log_q` must be the log of probabilities that sum to 1; got a row that sums to"
+            f" {total.exp().flatten()[(total.flatten().abs() - 1e-3).argmax()].item():.4g}."
+        )
+    if ((rows == -torch.inf) & (scores > -torch.inf)).any():
+        raise ArgumentError(
+            "`log_q` must be finite wherever `scores` are: a class that is never drawn leaves bias and variance without"
+            " bound. Smooth the proposal."
+        )
+    return (rows - total).expand_as(scores)
+
+
+def _read_target(target: Tensor, scores: Tensor) -> Tensor:
+    """(N, 1) labels."""
+    if (
+        not isinstance(target, Tensor)
+        or target.is_floating_point()
+        or target.is_complex()
+        or target.dtype == torch.bool
+    ):
+        kind = target.dtype if isinstance(target, Tensor) else type(target).__name__
+        raise ArgumentTypeError(f"`target` must hold integer ids; got {kind}.")
+    if target.numel() != len(scores) or target.ndim > 1:
+        raise ArgumentError(f"`target` must have shape ({len(scores)},), one label a row; got {tuple(target.shape)}.")
+    labels = target.long().reshape(-1, 1)
+    if (labels < 0).any() or (labels >= scores.shape[-1]).any():
+        raise ArgumentError(
+            f"`target` ids must be in [0, {scores.shape[-1]}); got {int(labels.min())} to {int(labels.max())}."
+        )
+    if not (scores.log_softmax(-1).gather(-1, labels) > MASKED).all():
+        raise ArgumentError("`target` names a class that is masked, or whose probability is 0 in float64.")
+    return labels
+
+
+def _read_tree(tree: ClassTree | Tensor | None, scores: Tensor) -> Tensor:
+    """log P of the tree's classes, (N, C)."""
+    if isinstance(tree, ClassTree):
+        if tree.num_classes != scores.shape[-1]:
+            raise ArgumentError(f"`tree` must be over the {scores.shape[-1]} classes; got {tree.num_classes}.")
+        return scores.log_softmax(-1)
+    if not isinstance(tree, Tensor):
+        raise ArgumentTypeError(
+            f"`tree` must hold the log-probabilities {tuple(scores.shape)} of hierarchical softmax, or be a tree whose"
+            f" node scores are free; got {type(tree).__name__}."
+        )
+    if tree.shape != scores.shape:
+        raise ArgumentError(f"`tree` log-probabilities must have shape {tuple(scores.shape)}; got {tuple(tree.shape)}.")
+    return tree.detach().double()
+
+
+def _label_key(name: str, correction: str, log_probs: Tensor, log_q: Tensor) -> Tensor | None:
+    """What of the label the deviation depends on: log(P_y/q_y) or log P_y, (N, C); None if all labels must be seen."""
+    if FAMILY[name].kind != "sampled" or log_probs.shape[-1] <= LABELS:
+        return None
+    by_probability = name == "sampled_softmax" and correction in ("none", "partition")
+    return log_probs if by_probability else torch.where(log_probs > MASKED, log_probs - log_q, -torch.inf)
+
+
+def _labels_of(log_probs: Tensor, key: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Labels and shares, (N, L) each, that stand for y ~ P.
+
+    All classes, or one for all whose keys are within a bin: the one nearest to their mean, with their probability.
+    """
+    probs, live = log_probs.exp(), log_probs > MASKED
+    top = probs.argmax(-1, keepdim=True)
+    if key is None:
+        return torch.where(live, torch.arange(probs.shape[-1], device=probs.device), top), torch.where(live, probs, 0)
+    bins = ((key.amax(-1, keepdim=True) - key) / LABEL_WIDTH).clamp(max=LABELS - 1).long()
+    shares = probs.new_zeros(len(probs), LABELS).scatter_add(-1, bins, probs)
+    centre = probs.new_zeros(len(probs), LABELS).scatter_add(-1, bins, torch.where(live, probs * key, 0))
+    distance = (key - (centre / torch.where(shares > 0, shares, 1)).gather(-1, bins)).abs()
+    nearest = torch.full_like(shares, torch.inf).scatter_reduce(-1, bins, distance, "amin")
+    rows, classes = (live & (distance == nearest.gather(-1, bins))).nonzero(as_tuple=True)
+    ids = top.repeat(1, LABELS)  # for empty bins, whose share is 0
+    ids[rows, bins[rows, classes]] = classes
+    return ids, shares
