@@ -61,7 +61,7 @@ def test_rows_keep_their_ids_under_new_numbers(pairs: list[tuple[int, int]], dat
 
 
 def test_the_card_counts() -> None:
-    table = Interactions(torch.tensor([0, 1, 1]), torch.tensor([0, 0, 1]), np.arange(2), np.arange(3))
+    table = Interactions(torch.tensor([0, 1, 1]), torch.tensor([0, 0, 1]), np.arange(2), np.arange(2))
     (step,) = table.with_step("raw", note="n").card
-    assert step == {"step": "raw", "note": "n", "users": 2, "items": 3, "interactions": 3, "sparsity": 0.5}
+    assert step == {"step": "raw", "note": "n", "users": 2, "items": 2, "interactions": 3, "sparsity": 0.25}
     assert table.rows(torch.zeros(3, dtype=torch.bool)).counts()["sparsity"] == 1.0

@@ -47,6 +47,7 @@ class TestText:
             ("a.csv", text().rstrip("\n"), None),
             ("a.csv", text().replace("\n", "\r\n"), None),
             ("a.csv", "\ufeff" + text(), None),
+            ("a.csv", "\ufeff" + text(), "user=user"),
             ("a.csv", text(quote='"'), None),
             ("a.csv", text(";"), None),
             ("a.csv", text("|"), None),
@@ -120,7 +121,7 @@ class TestText:
         rng = np.random.default_rng(0)
         pairs = rng.integers(0, 50, (2_000, 2)).tolist()
         path = tmp_path / "a.csv"
-        path.write_text("user,item\n" + "".join(f"{u},{i}\n" for u, i in pairs))
+        path.write_text("user,item,text\n" + "".join(f'{u},{i},"one\n,two"\n' for u, i in pairs))
         assert rows(read(path)) == [(str(u), str(i)) for u, i in pairs]
 
 
