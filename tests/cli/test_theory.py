@@ -7,13 +7,12 @@ from dataclasses import replace
 from io import StringIO
 
 import pytest
-import typer
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from manymax.cli import console as look
 from manymax.cli import theory as theory_command
-from manymax.cli.theory import theory
+from manymax.cli.app import app
 from manymax.theory import claims
 from manymax.theory.claims import CLAIMS, Claim
 from manymax.theory.evidence import Finding
@@ -22,9 +21,7 @@ KEYS = {"table", "member", "property", "printed", "value", "source", "status", "
 
 
 def run(*arguments: str) -> Result:
-    app = typer.Typer()
-    app.command()(theory)
-    return CliRunner().invoke(app, list(arguments))
+    return CliRunner().invoke(app, ["theory", *arguments])
 
 
 def use(monkeypatch: pytest.MonkeyPatch, *rows: Claim) -> None:

@@ -22,9 +22,9 @@ from manymax.theory.consistency import (
     conditional_risk,
     consistency,
     descend_risk,
-    discounts,
     expected_metric,
     minimisers,
+    position_weights,
     random_law,
     rankmax_levels,
     regret,
@@ -323,6 +323,6 @@ def test_wrong_arguments() -> None:
     with pytest.raises(ArgumentError, match="`multilabel` must be one of"):
         law.class_weights("mean")
     with pytest.raises(ArgumentError, match="`cutoff` must be between 1 and the number of classes, 3; got 4"):
-        discounts("dcg", 3, 4)
+        position_weights("dcg", 3, 4)
     with pytest.raises(ArgumentError, match="`labels` must be one of"):
         consistency(FAMILY["softmax"], labels="several")

@@ -76,15 +76,16 @@ def test_the_ordering() -> None:
     assert rate_ordering(alpha=2.0)[-1].holds
 
 
-def test_expected_curvature_of_nce() -> None:
+@pytest.mark.parametrize("target", [0, 1])
+def test_expected_curvature_of_nce(target: int) -> None:
     """The Hessian of the enumerated risk at d = 0, where every sigmoid is 1/2."""
     log_q, k = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64).log(), 4
     scores = log_q + math.log(k)
-    label = torch.eye(3, dtype=torch.float64)[1]
+    label = torch.eye(3, dtype=torch.float64)[target]
     hessian = torch.autograd.functional.hessian(
         lambda s: conditional_risk(FAMILY["nce"], s, label, log_q=log_q, num_negatives=k), scores
     )
-    assert float(torch.linalg.matrix_norm(hessian, 2)) == pytest.approx(expected_nce_curvature(log_q, 1, k))
+    assert float(torch.linalg.matrix_norm(hessian, 2)) == pytest.approx(expected_nce_curvature(log_q, target, k))
 
 
 def test_wrong_arguments() -> None:

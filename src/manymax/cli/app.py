@@ -13,10 +13,12 @@ from manymax.cli.diagnose import diagnose
 from manymax.cli.docs import docs
 from manymax.cli.export import export
 from manymax.cli.losses import losses
+from manymax.cli.plan import plan
 from manymax.cli.recommend import recommend
 from manymax.cli.report import report
 from manymax.cli.show import show
 from manymax.cli.study import study
+from manymax.cli.theory import theory
 from manymax.cli.train import train
 
 app = typer.Typer(
@@ -28,8 +30,10 @@ app = typer.Typer(
 )
 app.command()(losses)
 app.command()(show)
+app.command()(theory)
 app.command()(diagnose)
 app.command()(advise)
+app.command()(plan)
 app.add_typer(data, name="data")
 app.command()(train)
 app.command()(recommend)

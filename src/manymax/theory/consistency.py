@@ -34,6 +34,7 @@ from manymax.losses.base import MULTILABEL
 from manymax.losses.facts import Member
 from manymax.losses.taylor_softmax import taylor_exp
 from manymax.ops.tree import ClassTree
+from manymax.theory.gradients import discounts
 
 METRICS = ("precision", "recall", "dcg", "ndcg")
 LABELS = ("single", "multi")
@@ -71,24 +72,25 @@ class LabelLaw:
         if metric == "recall":
             per_label = 1 / sizes.clamp_min(1).to(self.probs.dtype)
         elif metric == "ndcg":
-            ideal = discounts("dcg", self.labels.shape[-1], cutoff).to(self.probs).cumsum(-1)
+            ideal = discounts(self.labels.shape[-1], cutoff).to(self.probs).cumsum(-1)
             per_label = 1 / ideal[sizes.clamp_min(1) - 1]
         return (self.probs * per_label) @ self.labels.to(self.probs.dtype)
 
 
-def discounts(metric: str, num_classes: int, cutoff: int | None = None) -> Tensor:
+def position_weights(metric: str, num_classes: int, cutoff: int | None = None) -> Tensor:
     """w, (C,) float64: the weight of each position; 0 beyond the cutoff.
 
-    >>> discounts("dcg", 4, cutoff=3)
-    tensor([1.0000, 0.6309, 0.5000, 0.0000], dtype=torch.float64)
+    >>> position_weights("precision", 4, cutoff=2)
+    tensor([0.5000, 0.5000, 0.0000, 0.0000], dtype=torch.float64)
     """
     check_choice("metric", metric, METRICS)
     cutoff = num_classes if cutoff is None else cutoff
     if not 1 <= cutoff <= num_classes:
         raise ArgumentError(f"`cutoff` must be between 1 and the number of classes, {num_classes}; got {cutoff}.")
-    position = torch.arange(1, num_classes + 1, dtype=torch.float64)
-    weights = torch.ones_like(position) if metric in ("precision", "recall") else 1 / (position + 1).log2()
-    return torch.where(position <= cutoff, weights / (cutoff if metric == "precision" else 1), 0)
+    if metric in ("dcg", "ndcg"):
+        return discounts(num_classes, cutoff)
+    weights = torch.ones(num_classes, dtype=torch.float64) / (cutoff if metric == "precision" else 1)
+    return torch.where(torch.arange(num_classes) < cutoff, weights, 0)
 
 
 def expected_metric(scores: Tensor, law: LabelLaw, metric: str, cutoff: int | None = None) -> float:
@@ -105,13 +107,13 @@ def expected_metric(scores: Tensor, law: LabelLaw, metric: str, cutoff: int | No
     gains = law.gains(metric, cutoff).double()
     order = gains.argsort(stable=True)  # of tied classes the one with the smaller gain comes first
     order = order[_levels(scores)[order].argsort(stable=True)]
-    return float(discounts(metric, len(gains), cutoff) @ gains[order])
+    return float(position_weights(metric, len(gains), cutoff) @ gains[order])
 
 
 def regret(scores: Tensor, law: LabelLaw, metric: str, cutoff: int | None = None) -> float:
     """What ranking by the scores (C,) loses against the best ranking, ties broken in the worst way."""
     gains = law.gains(metric, cutoff).double().sort(descending=True).values
-    return float(discounts(metric, len(gains), cutoff) @ gains) - expected_metric(scores, law, metric, cutoff)
+    return float(position_weights(metric, len(gains), cutoff) @ gains) - expected_metric(scores, law, metric, cutoff)
 
 
 def _levels(scores: Tensor) -> Tensor:

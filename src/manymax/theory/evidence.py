@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from itertools import permutations
 from typing import Any
 
 import torch
@@ -47,6 +48,7 @@ from manymax.theory.consistency import (
     regret,
     search_minimisers,
 )
+from manymax.theory.gradients import alignment, dcg_direction, tie_loss
 from manymax.theory.order import majorizes, member_map, order_of
 
 LAW, PROPOSAL = (0.4, 0.32, 0.28), (0.1, 0.2, 0.7)  # p and q, far apart
@@ -172,6 +174,33 @@ def schur() -> Finding:
     tops = [float(softmax(scores).max()) for scores in (wide, narrow)]
     holds = majorizes(wide, narrow) and not majorizes(softmax(wide), softmax(narrow))
     return Finding(holds, f"(3, 1, -1) majorizes (3, 0, 0), but the top shares are {tops[0]:.3f} < {tops[1]:.3f}")
+
+
+@cache
+def ties_cost_exactly() -> Finding:
+    """Over all orders of a block of ties, the mean loss of DCG is the printed bound: an equality."""
+    relevant, weights = [True, False, True, False], [1 / math.log2(i + 1) for i in range(3, 7)]
+    orders = [sum(w for w, hit in zip(weights, order, strict=True) if hit) for order in permutations(relevant)]
+    mean = sum(weights[:2]) - sum(orders) / len(orders)
+    scores = _double((9, 8, 1, 1, 1, 1))  # the block is at positions 3 to 6
+    found = float(tie_loss(scores, torch.tensor([False, False, *relevant])))
+    return Finding(abs(mean - found) < 1e-12, f"4 ties, 2 relevant: mean loss {mean:.6f}, formula {found:.6f}")
+
+
+@cache
+def alignment_is_an_equality() -> Finding:
+    """<p - y, d> = <filled - y, d> - lost with d as its formula; as the direction of improvement, -d, "<=" fails."""
+    scores, relevant = 3 * _normal(100, 6), torch.arange(6).expand(100, 6) < 2
+    found = alignment(entmax(scores), scores, relevant, softmax(scores))
+    error = float((found.sparse - found.filled + found.lost).abs().max())
+    row = int(found.lost.argmax())
+    down = -found.sparse[row] > -found.filled[row] - found.lost[row]
+    improves = bool((dcg_direction(scores, relevant)[relevant] < 0).all())  # it lowers the relevant: a gradient
+    return Finding(
+        error < 1e-12 and bool(down) and improves,
+        f"difference of the two sides {error:.0e} over 100 rows; with -d: {-found.sparse[row]:.3f} >"
+        f" {-found.filled[row] - found.lost[row]:.3f}",
+    )
 
 
 # Fenchel-Young and Bregman ------------------------------------------------------------------------
