@@ -57,11 +57,15 @@ def write_run(
     quality = QUALITY[config.loss] if quality is None else quality
     easy = np.random.default_rng(config.seed).normal(0, 0.05, num_users)
     noise = np.random.default_rng(zlib.crc32(config.content_hash().encode()))
-    per_user = {m: quality * f + easy + noise.normal(0, 0.02, num_users) for m, f in zip(METRICS, (1, 0.5, 1.1), strict=True)}
+    per_user = {
+        m: quality * f + easy + noise.normal(0, 0.02, num_users) for m, f in zip(METRICS, (1, 0.5, 1.1), strict=True)
+    }
     test = {name: float(values.mean()) for name, values in per_user.items()}
     if regret is not None:
         test["regret@20"] = regret
-    write_users(folder, np.array([f"u{i}" for i in range(num_users)]), {k: torch.tensor(v) for k, v in per_user.items()})
+    write_users(
+        folder, np.array([f"u{i}" for i in range(num_users)]), {k: torch.tensor(v) for k, v in per_user.items()}
+    )
     rows = [
         {
             "epoch": e,
@@ -80,7 +84,10 @@ def write_run(
         config,
         status,
         sizes=sizes or {"users": num_users, "items": 150, "train": 3000, "valid": 400, "test": 400},
-        card=[{"step": "raw", "users": 210, "items": 160, "interactions": 4000}, {"step": "5-core", "users": num_users}],
+        card=[
+            {"step": "raw", "users": 210, "items": 160, "interactions": 4000},
+            {"step": "5-core", "users": num_users},
+        ],
         epochs=epochs,
         best_epoch=epochs - 1,
         valid={name: value * 0.95 for name, value in test.items()},

@@ -1,0 +1,172 @@
+"""The tables of the report on records with known effects."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from manymax.study.report import tables
+from manymax.study.report.formats import Cell, Table
+from manymax.study.report.runs import Trial, read_study, trials
+from tests.study.report.generated import grid, write_run
+
+
+def made(folder: Path) -> list[Trial]:
+    return trials(read_study(folder).done)
+
+
+def row(table: Table, *heads: str) -> tuple[Cell, ...]:
+    (cells,) = [cells for names, cells in table.rows if names == heads]
+    return cells
+
+
+def test_the_layout_of_the_paper(tmp_path: Path) -> None:
+    grid(tmp_path, losses=("softmax", "sparsemax"), data=("ml-1m", "gowalla"), lr=(1e-3, 1e-4), seed=(0, 1))
+    write_run(tmp_path, loss="rg", solver="als", data="ml-1m", quality=0.9)
+    table = tables.results(made(tmp_path), "mf")
+    assert table.columns == (
+        ("gowalla", "lr=0.001"),
+        ("gowalla", "lr=0.0001"),
+        ("ml-1m", "lr=0.001"),
+        ("ml-1m", "lr=0.0001"),
+    )
+    assert [names for names, _ in table.rows][:4] == [
+        ("softmax", "N@20"),
+        ("softmax", "P@20"),
+        ("softmax", "R@20"),
+        ("sparsemax", "N@20"),
+    ]
+    softmax, sparsemax, rg = (row(table, loss, "N@20") for loss in ("softmax", "sparsemax", "rg"))
+    assert [cell.best for cell in softmax] == [True, False, True, False]  # a larger rate is better for softmax
+    assert [cell.best for cell in sparsemax] == [False, True, False, True]
+    assert [cell.overall for cell in softmax] == [True, False, False, False]
+    assert [cell.span for cell in rg] == [1, 1, 2]
+    assert rg[2].overall
+    assert rg[0].value is None
+    assert softmax[0].spread is not None
+    assert "2 seeds" in table.note
+
+
+def test_popularity_is_a_row_without_marks(tmp_path: Path) -> None:
+    grid(tmp_path, losses=("softmax",), lr=(1e-3, 1e-4))
+    (cell,) = row(tables.results(made(tmp_path), "mf"), "popularity", "N@20")
+    assert (cell.value, cell.span, cell.best, cell.overall) == (0.1, 2, False, False)
+
+
+def test_less_regret_is_better(tmp_path: Path) -> None:
+    write_run(tmp_path, loss="softmax", regret=0.2)
+    write_run(tmp_path, loss="nce", regret=0.1)
+    table = tables.results(made(tmp_path), "mf")
+    assert row(table, "nce", "regret@20")[0].overall
+    assert not row(table, "softmax", "regret@20")[0].overall
+
+
+def test_the_papers_numbers_stand_beside_ours(tmp_path: Path) -> None:
+    write_run(tmp_path, loss="softmax", data="ml-1m", lr=1e-3)
+    write_run(tmp_path, loss="softmax", data="planted")
+    write_run(tmp_path, loss="entmax", data="ml-1m", alpha=1.2)  # the paper has 1.5 alone
+    write_run(tmp_path, loss="nce", data="ml-1m", num_negatives=50, lr=1e-4)
+    write_run(tmp_path, loss="nce", data="gowalla", sampler="dns")
+    write_run(tmp_path, loss="nce", data="electronics", sampler="dns", pool=50)
+    write_run(tmp_path, loss="rg", data="ml-1m")
+    write_run(tmp_path, loss="rg", data="ml-1m", solver="als")
+    found = {
+        names[:3]: cells[1].value for names, cells in tables.against_the_paper(made(tmp_path)).rows if "N@20" in names
+    }
+    assert found == {
+        ("ml-1m", "mf", "softmax"): 0.2661,
+        ("ml-1m", "mf", "nce"): 0.2409,
+        ("gowalla", "mf", "nce"): 0.0599,
+        ("ml-1m", "mf", "rg (solver=als)"): 0.2785,
+    }
+    assert row(tables.results(made(tmp_path), "mf"), "softmax", "N@20")[-1].value is not None
+    softmax = next(t for t in made(tmp_path) if t.data == "ml-1m" and t.loss == "softmax")
+    ours, paper, difference, _ = next(
+        cells for names, cells in tables.against_the_paper([softmax]).rows if "N@20" in names
+    )
+    assert difference.value == pytest.approx(100 * (ours.value / paper.value - 1))
+
+
+def test_a_doubtful_number_says_so(tmp_path: Path) -> None:
+    write_run(tmp_path, loss="nce", data="gowalla", lr=1e-2)  # no printed rate: the tables of k and proposals count
+    (cells,) = [cells for names, cells in tables.against_the_paper(made(tmp_path)).rows if "N@20" in names]
+    assert cells[1].value == 0.0518
+
+
+def test_sweeps(tmp_path: Path) -> None:
+    for k, quality in ((5, 0.2), (100, 0.3), (20, 0.25)):
+        write_run(tmp_path, loss="nce", num_negatives=k, quality=quality, lr=1e-3)
+        write_run(tmp_path, loss="nce", num_negatives=k, quality=quality - 0.05, lr=1e-4)
+    write_run(tmp_path, loss="nce", sampler="dns", quality=0.4)
+    write_run(tmp_path, loss="softmax")
+    table = tables.sweep(made(tmp_path), "num_negatives", {"sampler": "uniform"}, "k")
+    assert table is not None
+    assert [column[1] for column in table.columns[:3]] == ["num_negatives=5", "num_negatives=20", "num_negatives=100"]
+    ((names, cells),) = table.rows
+    assert names == ("planted", "mf", "nce (sampler=uniform)")
+    assert [cell.best for cell in cells[:3]] == [False, False, True]
+    assert cells[0].value == pytest.approx(0.2, abs=0.01)  # the better learning rate
+    proposals = tables.sweep(made(tmp_path), "sampler", {}, "q")
+    assert proposals is not None
+    assert [column[1] for column in proposals.columns[:2]] == ["sampler=dns", "sampler=uniform"]
+
+
+def test_no_sweep_without_variation(tmp_path: Path) -> None:
+    grid(tmp_path, losses=("softmax", "nce"))
+    assert tables.sweep(made(tmp_path), "num_negatives", {}, "k") is None
+    assert tables.sweep([], "num_negatives", {}, "k") is None
+
+
+def test_significance_is_of_the_best_against_the_others(tmp_path: Path) -> None:
+    write_run(tmp_path, loss="softmax", quality=0.3)
+    write_run(tmp_path, loss="nce", quality=0.2)
+    write_run(tmp_path, loss="entmax", quality=0.3001)
+    table = tables.significance(made(tmp_path))
+    assert {names[2] for names, _ in table.rows} == {"entmax"} or {names[2] for names, _ in table.rows} == {"softmax"}
+    by_other = {names[3]: cells for names, cells in table.rows}
+    assert by_other["nce"][4].best
+    (near,) = set(by_other) - {"nce"}
+    assert not by_other[near][4].best
+
+
+def test_cost(tmp_path: Path) -> None:
+    write_run(tmp_path, epochs=10, seconds_per_epoch=3.0, speed=2.0)
+    (cells,) = [cells for _, cells in tables.cost(made(tmp_path)).rows]
+    epochs, best_epoch, training, evaluation, arrives, total, memory = (cell.value for cell in cells)
+    assert (epochs, best_epoch) == (10, 9)
+    assert training == pytest.approx(3.0)
+    assert evaluation == pytest.approx(0.3)
+    # 1 - exp(-e / 2) reaches 95 % of its value at epoch 10 from epoch 6 on
+    assert arrives == pytest.approx(6 * 3.0)
+    assert total == pytest.approx(30 + 3 + 0.3)
+    assert memory is not None
+
+
+def test_arrival_never(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    write_run(tmp_path, loss="nce", curve=False)
+    with_curve, without = made(tmp_path)
+    assert tables.arrival(with_curve, "ndcg@20", "epoch", goal=2.0) is None
+    assert tables.arrival(without, "ndcg@20", "epoch") is None
+
+
+def test_data_and_cards(tmp_path: Path) -> None:
+    write_run(tmp_path, data="b.csv", num_users=200)
+    write_run(tmp_path, data="a.csv", num_users=1234)
+    made_of = made(tmp_path)
+    assert [names for names, _ in tables.data_sets(made_of).rows] == [("a",), ("b",)]
+    assert str(row(tables.data_sets(made_of), "a")[0]) == "1,234"
+    first, second = tables.cards(made_of)
+    assert (first.title, second.title) == ("Data card: a", "Data card: b")
+    assert str(row(first, "raw")[2]) == "4,000"
+    assert str(row(first, "5-core")[2]) == ""
+
+
+def test_runs_without_result(tmp_path: Path) -> None:
+    write_run(tmp_path, status="diverged", reason="the loss is nan", lr=1.0)
+    write_run(tmp_path, status="failed", reason=None, lr=0.5)
+    study = read_study(tmp_path)
+    reasons = sorted(str(cells[0]) for _, cells in tables.not_done(study).rows)
+    assert reasons == ["no reason was recorded", "the loss is nan"]
+    assert len(tables.all_runs(study).rows) == 2
