@@ -278,8 +278,8 @@ def tree_log_probs(scores: Tensor, tree: ClassTree, dim: int) -> Tensor:
         tensor([0.6698, 0.2391, 0.0911], dtype=torch.float64)
     """
     check_count("dim", dim)
-    probs = read_cases("softmax", scores, None, None, None, num_negatives=1, correction="logq", order=2, log_z=None)
-    table = _log_odds(torch.cat([case.probs for case in probs]), tree)  # (N, V)
+    cases = read_cases("softmax", scores, None, None)
+    table = _log_odds(torch.cat([case.probs for case in cases]), tree)  # (N, V)
     left, sizes, right = torch.linalg.svd(table, full_matrices=False)
     return TreeModel(tree, right[:dim].T.contiguous()).log_probs(left[:, :dim] * sizes[:dim])
 

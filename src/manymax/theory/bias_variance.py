@@ -120,7 +120,12 @@ def estimate(
         -0.245 -0.208 False
     """
     name = _approximation(member)
-    settings = {"num_negatives": num_negatives, "correction": correction, "order": order, "log_z": log_z}
+    settings: dict[str, Any] = {
+        "num_negatives": num_negatives,
+        "correction": correction,
+        "order": order,
+        "log_z": log_z,
+    }
     cases = read_cases(name, scores, target, log_q, tree, **settings)
     return _joined([_mean(APPROXIMATIONS[name](case), case.shares) for case in cases])
 
@@ -182,7 +187,7 @@ def negatives_needed(
     if not goal > 0:
         raise ArgumentError(f"`goal` must be a positive deviation; got {goal}. No number of negatives reaches 0.")
     check_count("maximum", maximum)
-    cases = read_cases(name, scores, target, log_q, None, num_negatives=1, correction=correction, order=2, log_z=log_z)
+    cases = read_cases(name, scores, target, log_q, correction=correction, log_z=log_z)
     prepare, exact = DRAWING[name]
     prepared = [(case, prepare(case, maximum)) for case in cases]
 
@@ -238,9 +243,9 @@ def drawn(
         raise ArgumentError(f"`log_q` must be (C,): all rows get the same draws; got shape {tuple(log_q.shape)}.")
     if target is None:
         raise ArgumentError("`target` must name a label for every row: a mean over labels is not drawn.")
-    settings = {"num_negatives": num_negatives, "correction": correction, "order": 2, "log_z": log_z}
+    settings: dict[str, Any] = {"num_negatives": num_negatives, "correction": correction, "log_z": log_z}
     parts = []
-    for case in read_cases(name, scores, target, log_q, None, **settings):
+    for case in read_cases(name, scores, target, log_q, **settings):
         q = case.log_q[0].exp()
         ids = torch.multinomial(q, draws * num_negatives, replacement=True, generator=generator)
         size = max(1, BLOCK // (num_negatives * len(case.scores)))
@@ -280,8 +285,7 @@ def divergences(scores: Tensor, log_q: Tensor | None = None, num_negatives: int 
     >>> divergences(torch.tensor([[0.5, 0.5]]).log(), torch.tensor([0.25, 0.75]).log())["chi_square"]
     tensor([0.3333], dtype=torch.float64)
     """
-    settings = {"num_negatives": num_negatives, "correction": "logq", "order": 2, "log_z": None}
-    cases = read_cases("sampled_softmax", scores, None, log_q, None, **settings)
+    cases = read_cases("sampled_softmax", scores, None, log_q, num_negatives=num_negatives)
     probs, q = torch.cat([case.probs for case in cases]), torch.cat([case.log_q for case in cases]).exp()
     return {
         "chi_square": between.chi_square(probs, q),

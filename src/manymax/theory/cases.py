@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,15 +64,19 @@ def read_cases(
     target: Tensor | None,
     log_q: Tensor | None,
     tree: ClassTree | Tensor | None = None,
-    **settings: Any,
+    *,
+    num_negatives: int = 1,
+    correction: str = "logq",
+    order: int = 2,
+    log_z: float | None = None,
 ) -> list[Case]:
     """The arguments, checked, in float64 and in blocks of rows."""
     check_scores(scores)
     if scores.ndim > 2 or not len(scores):
         raise ArgumentError(f"`scores` must be (rows, classes) with at least 1 row; got shape {tuple(scores.shape)}.")
-    check_count("num_negatives", settings["num_negatives"])
-    check_choice("correction", settings["correction"], ESTIMATES)
-    check_order(settings["order"])
+    check_count("num_negatives", num_negatives)
+    check_choice("correction", correction, ESTIMATES)
+    check_order(order)
     rows = scores.detach().double().reshape(-1, scores.shape[-1])
     check_finite(rows.amax(-1))
     proposal = _read_log_q(log_q, rows)
@@ -84,19 +87,11 @@ def read_cases(
     for at in (slice(start, start + size) for start in range(0, len(rows), size)):
         log_probs = rows[at].log_softmax(-1)
         if labels is None:
-            ids, shares = _labels_of(log_probs, _label_key(name, settings["correction"], log_probs, proposal[at]))
+            ids, shares = _labels_of(log_probs, _label_key(name, correction, log_probs, proposal[at]))
         else:
             ids, shares = labels[at], torch.ones_like(labels[at], dtype=rows.dtype)
-        block = (
-            rows[at],
-            log_probs,
-            log_probs.exp(),
-            proposal[at],
-            ids,
-            shares,
-            leaves if leaves is None else leaves[at],
-        )
-        cases.append(Case(*block, **settings))
+        tables = rows[at], log_probs, log_probs.exp(), proposal[at], ids, shares, None if leaves is None else leaves[at]
+        cases.append(Case(*tables, num_negatives, correction, order, log_z))
     return cases
 
 
