@@ -16,7 +16,8 @@ from torch import Tensor
 
 import manymax
 from manymax import ArgumentError, ManymaxError
-from manymax.distributed import ShardedHead
+from manymax.distributed import Network, ShardedHead, measure_network
+from manymax.distributed.collectives import Ranks
 from manymax.heads.modules import LinearHead
 from manymax.samplers import SAMPLERS
 from tests.heads.plain import Problem, agree, class_weights, make_problem, make_target, upstream
@@ -260,13 +261,13 @@ def draws_without_a_generator(group: dist.ProcessGroup, shared: bool) -> float:
 
 
 @contextmanager
-def counting() -> Iterator[list[int]]:
-    """The numbers in every message of this rank, in order."""
-    sent: list[int] = []
+def counting() -> Iterator[list[Tensor]]:
+    """Every message of this rank, in order."""
+    sent: list[Tensor] = []
 
     def counted(call: Any, tensor_at: int) -> Any:
         def wrapper(*arguments: Any, **options: Any) -> Any:
-            sent.append(arguments[tensor_at].numel())
+            sent.append(arguments[tensor_at].detach().clone())
             return call(*arguments, **options)
 
         return wrapper
@@ -287,7 +288,25 @@ def messages(
         value = head(problem.input.clone().requires_grad_(), ids)
     with counting() as backward:
         value.backward()
-    return forward, backward
+    return [values.numel() for values in forward], [values.numel() for values in backward]
+
+
+def step_traffic(
+    group: dist.ProcessGroup, name: str, batch: int, num_classes: int, positives: int
+) -> tuple[float, float]:
+    """Sums and bytes of a step in float32, where a broadcast, of uint8, counts half."""
+    problem = make_problem(batch, num_classes=num_classes, regime="near", bias=False)
+    problem = Problem(problem.input.float(), problem.linear_weight.float())
+    ids = torch.arange(batch * positives).reshape(batch, positives) % num_classes
+    head = ShardedHead(make_head(name, problem), group=group)
+    with counting() as sent:
+        head(problem.input.requires_grad_(), ids).backward()
+    shares = [0.5 if values.dtype == torch.uint8 else 1.0 for values in sent]
+    return sum(shares), sum(share * v.numel() * v.element_size() for share, v in zip(shares, sent, strict=True))
+
+
+def network(group: dist.ProcessGroup) -> Network:
+    return measure_network(Ranks(group), rounds=3, megabytes=1)
 
 
 # Ranking, state, errors --------------------------------------------------------------------------

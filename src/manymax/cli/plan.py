@@ -100,7 +100,7 @@ def _network(latency: float | None, bandwidth: float | None) -> tuple[Network, b
     if (latency is None) != (bandwidth is None):
         raise ArgumentError("`--latency` and `--bandwidth` belong together: give both, or neither to measure them.")
     if latency is not None and bandwidth is not None:
-        return Network(1e-6 * latency, 1e9 * bandwidth), int(os.environ.get("RANK", "0")) == 0
+        return Network(latency / 1e6, 1e9 * bandwidth), int(os.environ.get("RANK", "0")) == 0
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group("gloo", timeout=WAIT)
         try:
