@@ -30,6 +30,8 @@ from manymax.distributed.collectives import Ranks
 from manymax.theory.cost import Shape, is_sparse, measure_machine
 
 DIM, FACTOR = 64, 2.0
+LEAST_MB = 4  # a smaller peak is nothing but the allocator's pages
+BEGIN, END = "<!-- scale: begin", "<!-- scale: end"
 HEADS = {
     "softmax": manymax.LinearSoftmaxLoss,
     "sparsemax": manymax.LinearSparsemaxLoss,
@@ -117,7 +119,7 @@ def rank_main(rank: int, rendezvous: str, arguments: argparse.Namespace, answers
                     }
                 )
     if rank == 0:
-        answers.put({"machine": asdict(machine), "network": asdict(network), "rows": found})
+        answers.put({"machine": asdict(machine), "network": asdict(network), "batch": rows, "rows": found})
     dist.destroy_process_group()
 
 
@@ -132,38 +134,66 @@ def within(value: float | None) -> bool:
     return value is None or 1 / FACTOR <= value <= FACTOR
 
 
+def report(record: dict[str, Any], ranks: int) -> tuple[list[str], int]:
+    """A table of predicted over measured, and how many rows miss the bar."""
+    network, off = record["network"], 0
+    lines = [
+        "| member | scores | C | step, ms | time | sent, kB | bytes | peak, MB | memory |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in record["rows"]:
+        ratios = {name: ratio(row[name]) for name in ("seconds", "sent_kb", "peak_mb")}
+        if (row["peak_mb"][1] or 0) < LEAST_MB:
+            ratios["peak_mb"] = None
+        off += not all(within(value) for value in ratios.values())
+        cells = [row["member"], row["regime"], f"{row['classes']:,}"]
+        for name, digits in (("seconds", 1), ("sent_kb", 0), ("peak_mb", 0)):
+            measured = (1e3 if name == "seconds" else 1) * (row[name][1] or 0)
+            cells += [f"{measured:.{digits}f}", "-" if ratios[name] is None else f"{ratios[name]:.2f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    link = f"{1e6 * network['latency']:.0f} us, {network['bandwidth'] / 1e9:.2g} GB/s between them"
+    rows = record["rows"]
+    lines += [
+        "",
+        f"{ranks} ranks, {link}, N = {record['batch']}, d = {DIM}; {len(rows) - off} of {len(rows)} steps within 2.",
+    ]
+    return lines, off
+
+
+def rewrite(page: Path, lines: list[str]) -> None:
+    """Put the lines between the marks of a page."""
+    before, rest = page.read_text(encoding="utf-8").split(BEGIN)
+    mark, after = rest.split("-->", 1)
+    text = "\n".join([f"{before}{BEGIN}{mark}-->", *lines, f"{END}{after.split(END)[1]}"])
+    new = page.with_suffix(".tmp")
+    new.write_text(text, encoding="utf-8")
+    new.replace(page)
+
+
 def main() -> int:
     """Start the ranks, print the table, and say whether the bar is met."""
     made = parser(__doc__ or "")
     made.add_argument("--ranks", type=int, default=2, help="processes on this machine (default: 2)")
+    made.add_argument("--page", metavar="FILE", help="write the table between the marks of this page")
     arguments = made.parse_args()
     context = mp.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
-        answers, rendezvous = context.Queue(), (Path(folder) / "rendezvous").as_uri()
+        answers, rendezvous = context.SimpleQueue(), (Path(folder) / "rendezvous").as_uri()
         started = [
             context.Process(target=rank_main, args=(rank, rendezvous, arguments, answers))
             for rank in range(arguments.ranks)
         ]
         for process in started:
             process.start()
-        record = answers.get()
         for process in started:
             process.join()
-    network = record["network"]
-    print(f"{arguments.ranks} ranks, {1e6 * network['latency']:.0f} us, {network['bandwidth'] / 1e9:.2f} GB/s")
-    print(f"{'member':18}{'regime':9}{'classes':>10}{'ms':>10}{'predicted':>11}{'kB':>9}{'/':>6}{'MB':>9}{'/':>6}")
-    off = 0
-    for row in record["rows"]:
-        ratios = {name: ratio(row[name]) for name in ("seconds", "sent_kb", "peak_mb")}
-        small = (row["peak_mb"][1] or 0) < 4  # MB: nothing but the allocator's pages
-        off += not all(within(value) for name, value in ratios.items() if not (name == "peak_mb" and small))
-        texts = {name: "-" if value is None else f"{value:.2f}" for name, value in ratios.items()}
-        print(
-            f"{row['member']:18}{row['regime']:9}{row['classes']:>10,}{1e3 * row['seconds'][1]:>10.1f}"
-            f"{texts['seconds']:>11}{row['sent_kb'][1]:>9.0f}{texts['sent_kb']:>6}"
-            f"{row['peak_mb'][1] or 0:>9.1f}{texts['peak_mb']:>6}"
-        )
-    print(f"{off} of {len(record['rows'])} off by more than {FACTOR:g}")
+        if any(process.exitcode for process in started):
+            return 1
+        record = answers.get()
+    lines, off = report(record, arguments.ranks)
+    print("\n".join(lines))
+    if arguments.page:
+        rewrite(Path(arguments.page), lines)
     if arguments.json:
         write(arguments.json, record | {"environment": environment(arguments)})
     return int(off > 0)
