@@ -117,11 +117,12 @@ def test_a_smaller_target_needs_more_draws_and_a_larger_k_deviates_less() -> Non
     assert deviations == sorted(set(deviations), reverse=True)
 
 
-def test_every_member_has_its_place() -> None:
-    advice = small(max_memory=2e6)
+@pytest.mark.parametrize("limit", [None, 2e6])
+def test_every_member_has_its_place(limit: float | None) -> None:
+    advice = small(max_memory=limit)
     assert sorted(c.member for c in (*advice.ranked, *advice.rejected)) == sorted(FAMILY)
     assert advice.ranked
-    assert advice.rejected
+    assert bool(advice.rejected) == (limit is not None)
     keys = [
         (not c.consistent, math.inf if c.deviation is None else max(c.deviation, 0.1), c.step_seconds)
         for c in advice.ranked
