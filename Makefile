@@ -13,7 +13,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 .PHONY: study test check docs
 
 study: $(READY)
-	$(BIN)/manymax losses
+	$(BIN)/manymax study
 
 # One thread for each of the workers: the two levels of parallelism would only fight.
 test: $(READY)

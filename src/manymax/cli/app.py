@@ -55,7 +55,7 @@ def manymax(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """The softmax family of losses: what each member is, and what is true of it.
+    """The softmax family of losses: what each member is, what is true of it, and which one to use.
 
     \b
     Examples:
@@ -63,4 +63,8 @@ def manymax(
       manymax show sparsemax       formulas, calls and facts of one member
       manymax show ssm             other names work too
       manymax losses --json        everything, for programs
+      manymax theory               the paper's theory, run again
+      manymax advise 1000000       which loss for a million classes, and why
+      manymax train                one model with one loss on built-in data
+      manymax study                every member on built-in data, and a report
     """
