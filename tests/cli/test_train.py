@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -10,10 +11,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from manymax.cli.app import app
+from manymax.cli.train import Screen
 from manymax.errors import ManymaxError
+from manymax.study.checkpoint import Standing
 from manymax.study.config import RunConfig
 from manymax.study.records import read_record
 
@@ -116,18 +120,33 @@ def environment() -> dict[str, str]:
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
-    full = command("--epochs", "40", "--patience", "40", "--out", str(tmp_path / "run"))
+    full = command("--epochs", "15", "--patience", "15", "--out", str(tmp_path / "run"))
     running = subprocess.Popen(full, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
     with running:
         assert running.stderr is not None
         lines = [running.stderr.readline() for _ in range(3)]
         running.send_signal(signal.SIGINT)
         out, error = running.communicate()
-    assert lines[2].startswith("epoch 2/40")
+    assert lines[2].startswith("epoch 2/15")
     assert running.returncode == 130, error
     assert out.startswith("stopped by SIGINT in epoch")
     assert "the same command goes on from there" in out
     again = subprocess.run(full, capture_output=True, text=True, check=False, env=environment())
     assert again.returncode == 0, again.stderr
     assert ", from epoch " in again.stderr.splitlines()[0]
-    assert read_record(tmp_path / "run").epochs == 40
+    assert read_record(tmp_path / "run").epochs == 15
+
+
+def test_a_terminal_sees_a_moving_line() -> None:
+    out = io.StringIO()
+    screen = Screen(Console(file=out, force_terminal=True, width=100, highlight=False))
+    config, standing = RunConfig(epochs=4), Standing(epoch=1, batch=3, step=10, best_epoch=1, best_value=0.25)
+    screen.begin(config, Path("runs") / "a", standing)
+    screen.step(standing, 2.5, 7)
+    standing.epoch = 2
+    screen.epoch(standing, {"epoch": 2, "loss": 2.25, "ndcg@20": 0.5})
+    screen.end()
+    text = out.getvalue()
+    assert "from epoch 2, step 11: runs/a" in text
+    assert "epoch 2/4  step 3/7  loss 2.5000" in text
+    assert "epoch 2/4  loss 2.2500  ndcg@20 0.5000  best 0.2500 (epoch 1)  at most 0:00 left" in text

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import manymax.heads
+from manymax.errors import ArgumentError
 from manymax.heads import LinearHead
 from manymax.losses import FAMILY
 from manymax.losses.hierarchical_softmax import HierarchicalSoftmaxLoss
@@ -70,6 +71,12 @@ def _exact(config: RunConfig) -> dict[str, Any]:
 
 def _drawing(config: RunConfig, split: Split) -> dict[str, Any]:
     """What heads that draw negatives have in common."""
+    last = split.train.items.numel() % config.batch_size
+    if config.sampler == "in_batch" and config.batches == "pairs" and 0 < last <= config.num_negatives:
+        raise ArgumentError(
+            f"`num_negatives` {config.num_negatives} is more than the last batch of {last} pairs has to offer: "
+            "take 0 for the whole batch, or another `batch_size`."
+        )
     return {
         "multilabel": config.multilabel,
         "sampler": build_sampler(config, split),

@@ -48,7 +48,6 @@ class Record(BaseModel):
     sizes: users, items, and interactions of each part. card: what was done to the data.
     epochs, best_epoch: how many were trained, and whose weights were kept (0: none).
     valid, test: metrics of the best weights. popularity: the same test metrics of the popularity ranking.
-    extra: other figures, such as the support sizes of sparse members.
     seconds: by purpose: loading, training, evaluation, saving, and preparing the data.
     """
 
@@ -65,7 +64,6 @@ class Record(BaseModel):
     valid: Metrics = {}
     test: Metrics = {}
     popularity: Metrics = {}
-    extra: dict[str, float] = {}
     seconds: dict[str, float] = {}
     peak_memory_mb: float | None = None
     versions: dict[str, str]
