@@ -318,15 +318,21 @@ def test_tiny_variances_keep_their_digits() -> None:
     assert found.variance < 1e-7
 
 
-def test_a_coin() -> None:
+@pytest.mark.parametrize("heads", [0.5, 1e-3, 1e-8])
+@pytest.mark.parametrize("x", [1e-6, 1.0, 1e9, 1e18])
+def test_a_coin(heads: float, x: float) -> None:
     """One draw of 0 or x beside 1: log 1 or log(1 + x)."""
-    for x in (1e-6, 1.0, 1e9):
-        values, half = torch.tensor([0.0, x], dtype=torch.float64), torch.tensor([0.5, 0.5], dtype=torch.float64)
-        mean, variance = log_sums.log_sum_moments(torch.ones(()).double(), values, half, 1)
-        assert mean.item() == pytest.approx(math.log1p(x) / 2, rel=1e-9)
-        assert variance.item() == pytest.approx(math.log1p(x) ** 2 / 4, rel=1e-6)
-    empty = log_sums.log_sum_moments(torch.zeros(()).double(), values, half, 1)
-    assert empty[0] == -math.inf
+    values, q = torch.tensor([0.0, x], dtype=torch.float64), torch.tensor([1 - heads, heads], dtype=torch.float64)
+    mean, variance = log_sums.log_sum_moments(torch.ones(()).double(), values, q, 1)
+    assert mean.item() == pytest.approx(heads * math.log1p(x), rel=1e-6, abs=1e-14)
+    assert variance.item() == pytest.approx(heads * (1 - heads) * math.log1p(x) ** 2, rel=1e-6, abs=1e-13)
+
+
+def test_a_sum_that_can_be_empty_has_no_logarithm() -> None:
+    values, q = torch.tensor([0.0, 2.0], dtype=torch.float64), torch.tensor([0.5, 0.5], dtype=torch.float64)
+    mean, variance = log_sums.log_sum_moments(torch.zeros(()).double(), values, q, 1)
+    assert mean == -math.inf
+    assert variance.isnan()
 
 
 # --- the others ---
