@@ -209,6 +209,15 @@ def test_a_class_that_is_hardly_drawn_takes_the_delta_method_out_of_range(correc
     assert estimate("ssm", probs.log(), torch.tensor(2), num_negatives=50_000, **options).in_range
 
 
+def test_one_label_out_of_range_is_enough() -> None:
+    """Without its own weight the starved class is fine; for all other labels it counts."""
+    probs, q = STARVED
+    options: dict[str, Any] = {"log_q": q.log(), "num_negatives": 50, "correction": "partition"}
+    in_range = [bool(estimate("ssm", probs.log(), torch.tensor(y), **options).in_range) for y in range(3)]
+    assert in_range == [False, True, False]
+    assert not estimate("ssm", probs.log(), **options).in_range
+
+
 def random_cases(seed: int, count: int) -> list[tuple[Tensor, Tensor, int, int]]:
     """(scores, log q, y, k): any spread, proposals near to P and far from it, some with a class starved."""
     generator = torch.Generator().manual_seed(seed)
