@@ -39,10 +39,11 @@ def content(*arguments: str) -> dict[str, Any]:
     return found
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "one"
-    run_study(RunConfig(data="planted-tiny", dim=8, batch_size=500, epochs=1, lr=0.01), folder)
+@pytest.fixture(scope="module", params=["softmax", "hsm"])
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / request.param
+    settings: dict[str, Any] = {"data": "planted-tiny", "dim": 8, "batch_size": 500, "epochs": 1, "lr": 0.01}
+    run_study(RunConfig(**settings, loss=request.param), folder)
     return folder
 
 
@@ -119,10 +120,13 @@ def test_a_trained_run(trained: Path) -> None:
     assert found["rows"] == 4
     popular = content(str(trained), *SMALL, "--proposal", "popularity")
     assert popular["divergences"] != found["divergences"]
-    served = diagnosis.of_run(trained, 4, "uniform", diagnosis_generator())
-    assert served.scores.shape == (4, found["classes"])
-    assert served.dim == 8
-    assert served.log_q.exp().sum().item() == pytest.approx(1)
+    subject, other = (diagnosis.of_run(trained, 4, q, diagnosis_generator()) for q in ("uniform", "popularity"))
+    assert subject.scores.shape == (4, found["classes"])
+    assert subject.dim == 8
+    assert subject.counts is not None
+    torch.testing.assert_close(subject.log_q.exp(), torch.full_like(subject.counts, 1 / found["classes"]))
+    torch.testing.assert_close(other.log_q.exp(), (subject.counts + 1) / (subject.counts + 1).sum())
+    assert torch.equal(subject.target, other.target)
 
 
 def test_heat_maps(tmp_path: Path) -> None:
