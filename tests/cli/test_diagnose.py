@@ -129,6 +129,7 @@ def test_a_trained_run(trained: Path) -> None:
     assert torch.equal(subject.target, other.target)
 
 
+@pytest.mark.slow
 def test_heat_maps(tmp_path: Path) -> None:
     out = tmp_path / "new" / "folder"
     found = content(*SMALL, "--classes", "30", "--shown", "10", "--out", str(out))

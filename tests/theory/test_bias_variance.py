@@ -423,12 +423,12 @@ def test_every_member_that_states_a_bias_has_one_here() -> None:
 @pytest.mark.parametrize(
     ("name", "correction"), [("sampled_softmax", "logq"), ("sampled_softmax", "partition"), ("nce", "logq")]
 )
-@pytest.mark.parametrize("goal", [0.3, 0.02])
+@pytest.mark.parametrize("goal", [0.3, 0.05])
 def test_negatives_needed_by_trying_all(name: str, correction: str, goal: float) -> None:
     options: dict[str, Any] = {"log_q": Q.log(), "correction": correction}
-    sizes = [k for k in range(1, 250) if deviation(name, SCORES, num_negatives=k, **options).mean() <= goal]
+    sizes = [k for k in range(1, 90) if deviation(name, SCORES, num_negatives=k, **options).mean() <= goal]
     assert negatives_needed(name, SCORES, goal, **options) == sizes[0]
-    assert sizes == list(range(sizes[0], 250))
+    assert sizes == list(range(sizes[0], 90))
 
 
 def test_goals_that_cannot_be_reached() -> None:
