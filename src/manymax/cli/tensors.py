@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from manymax.errors import ArgumentError
 
 def read_tensor(option: str, path: Path) -> Tensor:
     """The one tensor in a file; `option` is what an error names."""
-    readers = {".npy": _read_npy, ".pt": _read_pt, ".safetensors": load_file}
+    readers: dict[str, Callable[[Path], Any]] = {".npy": _read_npy, ".pt": _read_pt, ".safetensors": load_file}
     if path.suffix not in readers:
         raise ArgumentError(f"`{option}` must be a file that ends in {', '.join(readers)}; got {str(path)!r}.")
     try:
