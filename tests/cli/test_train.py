@@ -119,6 +119,7 @@ def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     full = command("--epochs", "15", "--patience", "15", "--out", str(tmp_path / "run"))
     running = subprocess.Popen(full, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manymax.errors import ManymaxError
@@ -32,6 +32,7 @@ def lists(rows: list[list[int]]) -> Lists:
     return Lists.from_pairs(users, torch.tensor([item for row in rows for item in row], dtype=torch.long), len(rows))
 
 
+@settings(max_examples=20)  # each writes and syncs two files
 @given(train=LISTS, valid=LISTS, test=LISTS)
 def test_the_vocabulary_and_the_split_come_back(tmp_path_factory, train, valid, test) -> None:
     folder = tmp_path_factory.mktemp("run")

@@ -8,7 +8,6 @@ from manymax.als import RGFactorization
 from manymax.study.backbones.mf import MF
 from manymax.study.course import Course
 from manymax.study.data.interactions import Split
-from manymax.study.seeds import generator
 from manymax.study.train import Model
 
 
@@ -28,9 +27,8 @@ def train_als(model: Model, split: Split, course: Course) -> None:
         ridge=config.ridge,
         ridge_power=config.ridge_power,
         positive_weight=config.positive_weight,
-        init_std=config.init_scale,
-        generator=generator(config.seed, "init"),
     )
+    # the first vectors are the model's, whatever the solver has drawn
     solver.user_vectors, solver.item_vectors = tables.users.weight.data, tables.items.weight.data
     solver.observe(split.train.users(), split.train.items)
     while course.going:
