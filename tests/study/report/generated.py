@@ -92,7 +92,7 @@ def write_run(
         best_epoch=epochs - 1,
         valid={name: value * 0.95 for name, value in test.items()},
         test=test,
-        popularity={name: 0.1 for name in test},
+        popularity=dict.fromkeys(test, 0.1),
         seconds={"preparing": 0.1, "loading": 0.2, "training": seconds_per_epoch * epochs, "evaluation": 0.3 * epochs},
     )
     write_record(folder, record)

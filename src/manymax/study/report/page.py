@@ -13,6 +13,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from manymax.errors import ManymaxError
 from manymax.study.files import whole
 from manymax.study.report import figures, tables
 from manymax.study.report.drawing import Figure, draw, interactive
@@ -51,9 +52,15 @@ def report(folder: Path, out: Path | None = None, *, images: bool = True) -> Pat
         The path of the page.
     """
     study = read_study(folder)
-    sections = [section for section in build(study) if section]
+    sections = build(study)
     out = folder / "report" if out is None else out
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        return _write_all(folder, out, study, sections, images)
+    except OSError as error:
+        raise ManymaxError(f"the report in {out} cannot be written: {error.strerror or error}.") from None
+
+
+def _write_all(folder: Path, out: Path, study: Study, sections: Sequence[Section], images: bool) -> Path:
     for table in (table for section in sections for table in section.tables if table.rows):
         for suffix, write in FORMATS.items():
             _write(out / "tables" / f"{table.name}.{suffix}", write(table))

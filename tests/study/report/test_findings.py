@@ -1,0 +1,160 @@
+"""The rules of the findings board: on records with known effects, and on the paper's own tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manymax.study.report.findings import FINDINGS, Judgement, judge
+from manymax.study.report.runs import read_study, trials
+from tests.study.report.generated import write_run
+
+Runs = list[dict[str, Any]]
+
+
+def judged(folder: Path, runs: Runs, number: int) -> Judgement:
+    for run in runs:
+        write_run(folder, **run)
+    return next(j for j in judge(trials(read_study(folder).done)) if j.finding.number == number)
+
+
+def rates(softmax: float, sparsemax: float, entmax: float) -> Runs:
+    """Three losses, each best at one of three rates."""
+    best = {"softmax": softmax, "sparsemax": sparsemax, "entmax": entmax}
+    return [
+        {"loss": loss, "lr": lr, "quality": 0.3 if lr == top else 0.2}
+        for loss, top in best.items()
+        for lr in (1e-2, 1e-3, 1e-4)
+    ]
+
+
+def of(**qualities: float) -> Runs:
+    return [{"loss": loss, "quality": quality} for loss, quality in qualities.items()]
+
+
+def on(backbone: str, runs: Runs, **more: Any) -> Runs:
+    return [run | {"backbone": backbone} | more for run in runs]
+
+
+def negatives(loss: str, *qualities: float) -> Runs:
+    counts = (5, 10, 50, 100)
+    return [{"loss": loss, "num_negatives": k, "quality": q} for k, q in zip(counts, qualities, strict=False)]
+
+
+SUPPORT: dict[int, Runs] = {
+    1: rates(1e-2, 1e-3, 1e-4),
+    2: of(rankmax=0.33, softmax=0.30, entmax=0.31),
+    3: of(sampled_softmax=0.30, nce=0.25),
+    4: of(softmax=0.30, sparsemax=0.29, entmax=0.31) + on("sasrec", of(softmax=0.30, sparsemax=0.2, entmax=0.2)),
+    5: of(softmax=0.30, hierarchical_softmax=0.2, rg=0.31),
+    6: negatives("sampled_softmax", 0.25, 0.27, 0.29, 0.30) + negatives("nce", 0.26, 0.26, 0.261, 0.262),
+    7: [
+        run | {"sampler": sampler, "quality": run["quality"] + (0.05 if sampler == "dns" else 0)}
+        for run in of(sampled_softmax=0.28, nce=0.26)
+        for sampler in ("uniform", "dns")
+    ],
+    8: [
+        run | {"speed": 1.0 if (run["loss"] == "softmax") == (run["backbone"] == "sasrec") else 4.0, "epochs": 20}
+        for backbone in ("mf", "sasrec")
+        for run in on(backbone, of(softmax=0.3, sparsemax=0.3, entmax=0.3))
+    ],
+    9: [
+        {"loss": loss, "quality": 0.3, "seconds_per_epoch": seconds}
+        for loss, seconds in {"softmax": 2, "sparsemax": 5, "entmax": 4, "nce": 0.5}.items()
+    ],
+}
+
+OPPOSE: dict[int, Runs] = {
+    1: rates(1e-4, 1e-3, 1e-3),
+    2: of(rankmax=0.30, softmax=0.33),
+    3: of(sampled_softmax=0.25, nce=0.30),
+    4: of(softmax=0.30, sparsemax=0.2) + on("lightgcn", of(softmax=0.30, sparsemax=0.27)),
+    5: of(softmax=0.30, rg=0.2),
+    6: negatives("nce", 0.1, 0.2, 0.3),
+    7: [{"loss": "nce", "sampler": s, "quality": q} for s, q in (("uniform", 0.3), ("dns", 0.2))],
+    8: [{"loss": loss, "speed": speed, "epochs": 20} for loss, speed in (("softmax", 1.0), ("entmax", 4.0))],
+    9: [{"loss": loss, "seconds_per_epoch": 2.0} for loss in ("softmax", "sparsemax")],
+}
+
+# Enough losses, but nothing that decides; or half of what is needed.
+OPEN: dict[int, list[Runs]] = {
+    1: [rates(1e-2, 1e-2, 1e-2), of(softmax=0.3, sparsemax=0.2), rates(1e-2, 1e-3, 1e-3)[:6]],
+    2: [of(rankmax=0.3, entmax=0.2), of(rankmax=0.3, softmax=0.3)],
+    3: [of(sampled_softmax=0.3), of(sampled_softmax=0.3, nce=0.3)],
+    4: [on("sasrec", of(softmax=0.3, sparsemax=0.2)), of(softmax=0.3, sparsemax=0.2)],
+    5: [of(softmax=0.3, hierarchical_softmax=0.2), of(softmax=0.3, rg=0.3)],
+    6: [negatives("nce", 0.26, 0.26, 0.26), negatives("sampled_softmax", 0.2, 0.3)],
+    7: [[{"loss": "nce", "sampler": "dns"}], [{"loss": "nce"}, {"loss": "nce", "sampler": "dns", "num_negatives": 9}]],
+    8: [[{"loss": loss, "curve": False} for loss in ("softmax", "entmax")], SUPPORT[8][:3]],
+    9: [[{"loss": loss, "curve": False} for loss in ("softmax", "nce")], of(sparsemax=0.3, nce=0.3)],
+}
+
+NUMBERS = [finding.number for finding in FINDINGS]
+
+
+def test_there_are_nine() -> None:
+    assert list(range(1, 10)) == NUMBERS
+    assert set(SUPPORT) == set(OPPOSE) == set(OPEN) == set(NUMBERS)
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_runs_that_support(tmp_path: Path, number: int) -> None:
+    found = judged(tmp_path, SUPPORT[number], number)
+    assert found.verdict == "confirmed", found.cases
+    assert all(case.why for case in found.cases)
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_runs_that_oppose(tmp_path: Path, number: int) -> None:
+    assert judged(tmp_path, OPPOSE[number], number).verdict == "contradicted"
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_one_opposing_case_is_enough(tmp_path: Path, number: int) -> None:
+    elsewhere = [run | {"data": "elsewhere"} for run in OPPOSE[number]]
+    found = judged(tmp_path, SUPPORT[number] + elsewhere, number)
+    assert found.verdict == "contradicted"
+    assert any(case.supports for case in found.cases)
+
+
+@pytest.mark.parametrize(("number", "runs"), [(n, runs) for n, each in OPEN.items() for runs in each])
+def test_runs_that_leave_it_open(tmp_path: Path, number: int, runs: Runs) -> None:
+    found = judged(tmp_path, runs, number)
+    assert found.verdict == "not enough runs", found.cases
+
+
+def test_no_runs() -> None:
+    assert {found.verdict for found in judge([])} == {"not enough runs"}
+
+
+def test_the_papers_own_tables() -> None:
+    """What the tables say of the text: each contradiction is one that reading them by eye has found."""
+    found = {j.finding.number: j for j in judge([])}
+    assert {n: j.printed_verdict for n, j in found.items()} == {
+        1: "contradicted",
+        2: "contradicted",
+        3: "contradicted",
+        4: "confirmed",
+        5: "contradicted",
+        6: "contradicted",
+        7: "confirmed",
+        8: "not enough runs",  # curves are printed as pictures
+        9: "not enough runs",
+    }
+    opposing = {n: [case.name for case in j.printed if case.supports is False] for n, j in found.items()}
+    assert "electronics, mf" in opposing[2]
+    assert {"ml-1m, mf, k=100, dns", "electronics, mf, k=100, dns"} <= set(opposing[3])
+    assert opposing[5] == ["gowalla, mf, RG not below softmax"]
+    assert "ml-1m, sasrec, nce" in opposing[6]
+
+
+def test_a_difference_within_noise_decides_nothing(tmp_path: Path) -> None:
+    found = judged(tmp_path, of(sampled_softmax=0.2500, nce=0.2501), 3)
+    assert [case.supports for case in found.cases] == [None]
+
+
+def test_more_negatives_may_not_fall_on_the_way(tmp_path: Path) -> None:
+    found = judged(tmp_path, negatives("sampled_softmax", 0.2, 0.3, 0.25, 0.31), 6)
+    assert found.verdict == "contradicted"

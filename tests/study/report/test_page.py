@@ -1,0 +1,265 @@
+"""The page as a whole: what it says when much is missing, what names cannot do to it, what a browser makes of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from manymax.errors import ManymaxError
+from manymax.study.report import report
+from manymax.study.report.page import build
+from manymax.study.report.runs import read_study
+from tests.study.report.generated import QUALITY, grid, write_run
+
+HOSTILE = '</script><script>document.title="taken"</script><img src=x onerror=alert(1)>"\'&$x_1$'
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+class Text(HTMLParser):
+    """The words of a page, its tags and its attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_data(self, data: str) -> None:
+        if self.tags[-1:] not in (["script"], ["style"]):
+            self.words.append(data)
+
+
+def parse(path: Path) -> Text:
+    text = Text()
+    text.feed(path.read_text(encoding="utf-8"))
+    return text
+
+
+def words(path: Path) -> str:
+    return " ".join(" ".join(parse(path).words).split())
+
+
+def charts(path: Path) -> dict[str, dict]:
+    (found,) = re.findall(r"^const charts = (.*);$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return json.loads(found)
+
+
+def full_study(folder: Path) -> None:
+    """A little of everything."""
+    grid(folder)
+    grid(folder, ("softmax", "nce"), data=("ml-1m",), backbone=("mf", "sasrec"), lr=(1e-3, 1e-4))
+    for k in (5, 10):
+        write_run(folder, loss="nce", num_negatives=k)
+    write_run(folder, loss="nce", sampler="dns")
+    for mean in (10, 40):
+        sizes = {"users": 200, "items": 200, "train": 160 * mean}
+        write_run(folder, data=f"planted-200x200x{mean}", regret=4 / mean, sizes=sizes)
+    probed = write_run(folder, data="probed")
+    row = {"member": "nce", "correction": None, "in_range": 0.5}
+    row |= {f"{how}_{what}": 0.1 for what in ("bias", "variance") for how in ("predicted", "exact", "measured")}
+    row |= {f"measured_{what}_error": 0.01 for what in ("bias", "variance")}
+    content = {
+        "gradients": [[0.5, 0.0], [0.1, 0.2]],
+        "jacobian": [[1.0, 0.0], [0.0, 1e-9]],
+        "zero_share": 0.25,
+        "approximations": [row | {"num_negatives": k} for k in (5, 50)],
+    }
+    (probed / "probe.json").write_text(json.dumps(content), encoding="utf-8")
+    write_run(folder, status="diverged", reason="the loss is nan", lr=1.0)
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("study")
+    full_study(folder)
+    return report(folder)
+
+
+def test_every_section_of_a_full_study_has_content(full: Path) -> None:
+    study = read_study(full.parents[1])
+    for section in build(study):
+        assert section.judgements or section.figures or section.tables, section.title
+    said = words(full)
+    for heading in ("Findings", "Results", "Significance", "Curves", "Negatives", "Bayes ranking", "Gradients", "Cost"):
+        assert heading in said
+    for name in ("Bias and variance", "Data card: ml-1m", "the loss is nan", "0.2661", *QUALITY):
+        assert name in said
+
+
+def test_tables_and_figures_are_files_too(full: Path) -> None:
+    names = {path.stem for path in (full.parent / "tables").iterdir()}
+    assert {"results_mf", "results_sasrec", "significance", "sweep_num_negatives", "cost", "paper", "runs"} <= names
+    for name in names:
+        assert {path.suffix for path in (full.parent / "tables").glob(f"{name}.*")} == {".md", ".csv", ".tex"}
+    figures = {path.stem for path in (full.parent / "figures").iterdir()}
+    assert figures == {
+        "curves_epoch",
+        "curves_seconds_train",
+        "sweep_num_negatives",
+        "sweep_sampler",
+        "growth",
+        "gradients",
+        "jacobian",
+        "bias_variance",
+        "trade_off",
+    }
+    for name in figures:
+        assert (full.parent / "figures" / f"{name}.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+        assert "<svg" in (full.parent / "figures" / f"{name}.svg").read_text(encoding="utf-8")
+
+
+def test_nothing_is_fetched(full: Path) -> None:
+    page = parse(full)
+    assert not {"link", "iframe", "img", "object"} & set(page.tags)
+    assert not [value for name, value in page.attributes if name in ("src", "srcset", "data", "action")]
+    assert {value for name, value in page.attributes if name == "href" and not str(value).startswith("#")} == set()
+
+
+def test_it_follows_the_wish_for_dark_and_the_width_of_the_window(full: Path) -> None:
+    text = full.read_text(encoding="utf-8")
+    assert "prefers-color-scheme: dark" in text
+    assert 'name="viewport"' in text
+
+
+def test_every_chart_has_its_place_and_its_data(full: Path) -> None:
+    places = [value for name, value in parse(full).attributes if name == "data-chart"]
+    found = charts(full)
+    assert sorted(places) == sorted(found)  # type: ignore[type-var]
+    for chart in found.values():
+        assert all(trace.get("x") or trace.get("z") for trace in chart["data"])
+    heat = found["gradients-0"]["data"][0]
+    assert heat["z"][0][1] is None  # exactly 0: black
+    assert found["growth-0"]["layout"]["yaxis"]["type"] == "log"
+
+
+def test_the_same_records_give_the_same_files(tmp_path: Path) -> None:
+    write_run(tmp_path / "study")
+    first, second = (report(tmp_path / "study", tmp_path / name).parent for name in ("first", "second"))
+    names = sorted(path.relative_to(first) for path in first.rglob("*") if path.is_file())
+    assert any(name.suffix == ".svg" for name in names)
+    assert [name for name in names if (first / name).read_bytes() != (second / name).read_bytes()] == []
+
+
+def test_one_run(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    said = words(report(tmp_path, images=False))
+    assert "1 finished runs" in said
+    assert "A test needs two methods" in said
+    assert "not enough runs" in said
+
+
+def test_failed_runs_only(tmp_path: Path) -> None:
+    write_run(tmp_path, status="failed", reason="ArgumentError: no such file 'x.csv'")
+    write_run(tmp_path, status="diverged", reason="the loss is inf", lr=2.0)
+    said = words(report(tmp_path))
+    assert "No run has finished: 1 diverged, 1 failed." in said or "No run has finished: 1 failed, 1 diverged." in said
+    assert "no such file 'x.csv'" in said
+    assert "the loss is inf" in said
+
+
+def test_a_member_without_a_curve(tmp_path: Path) -> None:
+    write_run(tmp_path, loss="softmax")
+    write_run(tmp_path, loss="rg", curve=False)
+    page = report(tmp_path, images=False)
+    assert "No curve was recorded for rg." in words(page)
+    assert [trace["name"] for trace in charts(page)["curves_epoch-0"]["data"]] == ["softmax"]
+
+
+def test_runs_under_way_and_unreadable_ones_are_named(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    broken = write_run(tmp_path, seed=1)
+    (broken / "record.json").write_text("{", encoding="utf-8")
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "settings.json").write_text("{}", encoding="utf-8")
+    said = words(report(tmp_path, images=False))
+    assert "1 runs are under way or were interrupted (begun)" in said
+    assert "record.json cannot be read" in said
+
+
+def test_metrics_that_are_not_numbers(tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
+    record["test"] = dict.fromkeys(record["test"])
+    record["valid"] = {}
+    (folder / "record.json").write_text(json.dumps(record), encoding="utf-8")
+    report(tmp_path, images=False)
+
+
+def test_names_from_data_are_only_text(tmp_path: Path) -> None:
+    write_run(tmp_path, data=HOSTILE, name=HOSTILE)
+    write_run(tmp_path, data=HOSTILE, name=HOSTILE, loss="nce")
+    write_run(tmp_path, status="failed", reason=HOSTILE, lr=0.5)
+    page = report(tmp_path)
+    parsed = parse(page)
+    assert parsed.tags.count("script") == 2
+    assert "img" not in parsed.tags
+    assert not [name for name, _ in parsed.attributes if name.startswith("on")]
+    assert HOSTILE in words(page)
+    (curve, *_) = (chart for name, chart in charts(page).items() if name.startswith("curves"))
+    assert curve["data"]
+
+
+def test_a_report_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(ManymaxError, match="cannot be written"):
+        report(tmp_path, tmp_path / "file" / "report")
+
+
+def browse(page: Path, *options: str) -> tuple[str, str]:
+    """The page after its scripts have run, and what the browser has logged."""
+    assert CHROMIUM is not None
+    flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
+    flags += [f"--user-data-dir={page.parent / 'browser'}", "--virtual-time-budget=60000", "--enable-logging=stderr"]
+    command = [CHROMIUM, *flags, *options, "--dump-dom", page.resolve().as_uri()]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    return result.stdout, "\n".join(line for line in result.stderr.splitlines() if "CONSOLE" in line)
+
+
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: the page was not opened")
+
+
+@needs_chromium
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [(), ("--window-size=400,800", "--blink-settings=preferredColorScheme=0")],
+    ids=["wide and light", "narrow and dark"],
+)
+def test_a_browser_draws_every_chart_and_logs_nothing(full: Path, options: tuple[str, ...]) -> None:
+    dom, log = browse(full, *options)
+    assert log == ""
+    assert '<html lang="en" data-charts="drawn">' in dom
+    assert dom.count('class="main-svg"') >= len(charts(full))
+    lines = sum(len(chart["data"]) for chart in charts(full).values() if chart["data"][0]["type"] == "scatter")
+    assert dom.count('class="scatterlayer mlayer"') >= 1
+    assert len(re.findall(r'class="trace scatter trace', dom)) == lines
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_hostile_names_in_a_browser(tmp_path: Path) -> None:
+    write_run(tmp_path, data=HOSTILE, name=HOSTILE)
+    dom, log = browse(report(tmp_path, images=False))
+    assert log == ""
+    assert "<title>taken</title>" not in dom
+    assert "<img" not in dom.replace("&lt;img", "")
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_an_error_on_the_page_would_be_seen(full: Path, tmp_path: Path) -> None:
+    text = full.read_text(encoding="utf-8").replace("plotAll();\n</script>", "plotAll(); nothing();\n</script>")
+    broken = tmp_path / "broken.html"
+    broken.write_text(text, encoding="utf-8")
+    assert "nothing is not defined" in browse(broken)[1]
