@@ -174,6 +174,16 @@ def test_gradients_reach_all_parameters(entry: BackboneEntry, board: Split) -> N
 
 
 @each
+def test_gradients_reach_the_items_of_a_history(entry: BackboneEntry, board: Split) -> None:
+    backbone = build(entry, board).eval()
+    if not backbone.needs_history:
+        pytest.skip("reads no histories")
+    batch = asking(backbone, board, torch.tensor([2]))
+    (backbone.queries(batch, backbone.vectors()) @ torch.arange(DIM).float()).sum().backward()
+    assert backbone.items.weight.grad.any(1).nonzero().flatten().tolist() == sorted(batch.history[0].tolist())
+
+
+@each
 @pytest.mark.parametrize("scale", ["dot", "cosine"])
 def test_a_saved_and_loaded_backbone_scores_the_same(entry: BackboneEntry, scale: str, board: Split) -> None:
     backbone, other = build(entry, board, 1, scale=scale), build(entry, board, 2, scale=scale)

@@ -96,6 +96,8 @@ def test_dropout_follows_the_global_seed_and_is_off_in_evaluation() -> None:
 def test_dropout_is_applied_in_all_its_places(seed: int) -> None:
     """With nearly everything dropped each part falls silent: a block is then two norms of what came in."""
     block, x = Block(8, 2, 20, 0.99999).train(), torch.randn(3, 6, 8)
+    assert torch.equal(block.attention(x), block.merge.bias.expand(3, 6, 8))
+    assert torch.equal(block.feed_forward(x), block.feed_forward[-1].bias.expand(3, 6, 8))
     norm = nn.functional.layer_norm
     torch.testing.assert_close(block(x), norm(norm(x, (8,)), (8,)))
     backbone = SASRec(30, 8, layers=0, dropout=0.99999).train()

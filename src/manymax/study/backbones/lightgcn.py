@@ -18,7 +18,7 @@ class Propagation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, vectors: Tensor, graph: Graph) -> Tensor:
         ctx.graph = graph
-        return graph.mean_of_rounds(vectors.contiguous())
+        return graph.mean_of_rounds(vectors)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
