@@ -16,6 +16,7 @@ from manymax.cli.losses import losses
 from manymax.cli.plan import plan
 from manymax.cli.recommend import recommend
 from manymax.cli.report import report
+from manymax.cli.reproduction import records, reproduction
 from manymax.cli.show import show
 from manymax.cli.study import study
 from manymax.cli.theory import theory
@@ -41,6 +42,8 @@ app.command()(export)
 app.command()(study)
 app.command()(report)
 app.command(hidden=True)(docs)
+app.command(hidden=True)(records)
+app.command(hidden=True)(reproduction)
 
 
 def _version(wanted: bool) -> None:

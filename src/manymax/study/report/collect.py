@@ -1,0 +1,143 @@
+"""Records small enough to be kept with the code: outcomes and curves without weights, users or paths of a machine.
+
+A collected run is a folder named by its hash, with `record.json`, `epochs.parquet` and, of a probed model,
+`probe.json`. The findings are decided by tests that are paired over users, whose rows stay behind; `findings.json`
+holds what those tests said, with the hashes of the runs that were looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+from manymax.errors import ArgumentError, ManymaxError
+from manymax.study.files import read_json, whole, write_json
+from manymax.study.records import EPOCHS, RECORD, USERS, Record
+from manymax.study.report.findings import Case, judge
+from manymax.study.report.runs import PROBE, Run, Trial, data_name, trials
+
+FINDINGS = "findings.json"
+ENDED = ("done", "diverged")  # the others go on when they are started again
+DIGITS = 4  # significant ones of what was probed: it is drawn, not computed with
+
+# Names of files that hold a set of the paper in another form.
+PAPER_NAMES = {"electronics_10core": "electronics", "electronics_sequences": "electronics"}
+
+
+def collect(folders: Sequence[Path], into: Path) -> list[Path]:
+    """Copy the records and curves of the runs below `folders` that have ended.
+
+    Args:
+        folders: of studies, or of single runs.
+        into: a folder of a study; made if it is not there. A run of the same hash in it is replaced.
+
+    Returns:
+        The folders of the copies, one a run.
+    """
+    found = [path.parent for folder in folders for path in _below(folder, RECORD)]
+    records = {place: portable(read_json(place / RECORD), place) for place in found}
+    ended = {place: record for place, record in records.items() if record.status in ENDED}
+    try:
+        return [_copy(place, record, into / record.hash) for place, record in ended.items()]
+    except OSError as error:
+        raise ManymaxError(f"{into} cannot be written to: {error.strerror or error}.") from None
+
+
+def _below(folder: Path, name: str) -> list[Path]:
+    if not folder.is_dir():
+        raise ArgumentError(f"`folders` must be folders with runs; got {str(folder)!r}, which is none.")
+    return sorted(folder.rglob(name))
+
+
+def portable(content: dict[str, Any], place: Path) -> Record:
+    """A record without paths: the data set is the name of its file.
+
+    Fields of other versions may go where they are empty; what they hold otherwise would be lost, which is an error.
+    """
+    lost = [name for name, value in content.items() if name not in Record.model_fields and value]
+    if lost:
+        raise ManymaxError(f"{place / RECORD} holds {', '.join(lost)}, which this version of manymax does not know.")
+    try:
+        known = {name: value for name, value in content.items() if name in Record.model_fields}
+        settings = known["settings"] | {"data": _file_name(known["settings"]["data"])}
+        return Record(**(known | {"settings": settings}))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ManymaxError(f"{place / RECORD} is no record of a run: {error}") from None
+
+
+def _file_name(data: str) -> str:
+    """The last part of a path of any system.
+
+    >>> _file_name("/home/me/ml-1m.parquet"), _file_name("planted")
+    ('ml-1m.parquet', 'planted')
+    """
+    return PureWindowsPath(PurePosixPath(data).name).name
+
+
+def _copy(place: Path, record: Record, target: Path) -> Path:
+    """The record goes last: a folder without it is no run."""
+    target.mkdir(parents=True, exist_ok=True)
+    (target / RECORD).unlink(missing_ok=True)
+    if (place / EPOCHS).is_file():
+        with whole(target / EPOCHS) as partial:
+            shutil.copyfile(place / EPOCHS, partial)
+    if (place / PROBE).is_file() and (probe := read_json(place / PROBE)):
+        with whole(target / PROBE) as partial:
+            partial.write_text(json.dumps(_rounded(probe)) + "\n", encoding="utf-8")
+    write_json(target / RECORD, record.model_dump(mode="json"))
+    return target
+
+
+def _rounded(value: Any) -> Any:
+    """Every number below `value` to a few significant digits.
+
+    >>> _rounded({"a": [0.123456, 1e-9, 3]})
+    {'a': [0.1235, 1e-09, 3]}
+    """
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+
+
+def paper_name(trial: Trial) -> str:
+    """What the paper calls the data of a trial."""
+    name = data_name(trial.settings).lower()
+    return PAPER_NAMES.get(name, name)
+
+
+def decide(runs: Iterable[Run], originals: Sequence[Path]) -> dict[str, Any]:
+    """Judge the findings from the runs whose rows of users are below `originals`; the content of `findings.json`.
+
+    A set has one name for all backbones, however it was split: findings compare backbones with one another.
+    """
+    rows = {_outcome(read_json(path)): path.parent for folder in originals for path in _below(folder, RECORD)}
+    found = [(run, rows.get(_outcome(run.record.model_dump()))) for run in runs]
+    there = [Run(place, run.record) for run, place in found if place is not None and (place / USERS).is_file()]
+    made = [replace(trial, data=paper_name(trial)) for trial in trials(there)]
+    return {
+        "runs": sorted(run.record.hash for run in there),
+        "findings": {str(each.finding.number): [asdict(case) for case in each.cases] for each in judge(made)},
+    }
+
+
+def _outcome(content: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Tells a run from others, and from an earlier one of the same settings."""
+    return content.get("hash"), *sorted((name, value) for name, value in content.get("test", {}).items())
+
+
+def read_decided(path: Path) -> tuple[set[str], dict[int, tuple[Case, ...]]]:
+    """The hashes of the runs that were looked at, and the cases of each finding; nothing where there is no file."""
+    if not path.is_file():
+        return set(), {}
+    content = read_json(path)
+    try:
+        cases = {int(number): tuple(Case(**case) for case in found) for number, found in content["findings"].items()}
+        return set(content["runs"]), cases
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ManymaxError(f"{path} does not hold findings: {error!r}. Write it again.") from None

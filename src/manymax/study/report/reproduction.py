@@ -1,0 +1,516 @@
+"""`docs/reproduction.md`: the paper's questions answered by collected records, beside the paper's numbers."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from manymax.errors import ManymaxError
+from manymax.study.files import whole, write_json
+from manymax.study.reference import DATA, LEARNING_RATES, METRICS, PaperNumber
+from manymax.study.report import figures, tables
+from manymax.study.report.collect import FINDINGS, PAPER_NAMES, decide, paper_name, read_decided
+from manymax.study.report.drawing import Figure, draw
+from manymax.study.report.findings import FINDINGS as CLAIMS
+from manymax.study.report.findings import Case, Finding, from_paper, verdict
+from manymax.study.report.formats import MARKDOWN, Cell, Table, markdown
+from manymax.study.report.paper import DEFAULTS, SAMPLED, printed
+from manymax.study.report.runs import Run, Trial, data_name, read_study, trials
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+PAGE, FIGURES, CAUSES = Path("docs/reproduction.md"), Path("docs/figures"), Path("docs/causes.toml")
+RESULTS = Path("results/study")
+PREFIX = "reproduction_"  # of the figures' files
+BATCHES = "batches"  # the study that compares ways to make batches, and is not part of the others
+LARGE = 5.0  # percent: a difference that needs a cause
+NOT_EXAMINED = "not examined"
+NOT_ENOUGH = "Not enough runs"
+TUNED = ("lr", "ridge", "ridge_power", "positive_weight")  # chosen on the validation part
+METRIC = METRICS[0]
+EXPECTED = (("ml-1m", "mf"), ("gowalla", "mf"), ("electronics", "mf"), ("ml-1m", "sasrec"), ("ml-1m", "lightgcn"))
+
+INTRODUCTION = """# The paper's tables, run again
+
+Written by `manymax reproduction` from the records in `results/study`; nothing here is typed by hand but this
+introduction and the causes in `docs/causes.toml`. Every number of ours is of the test part, at the epoch and the
+tuned settings (learning rate; for alternating least squares the ridge) that are best on the validation part. In
+brackets stands what the paper prints for the same data, backbone and loss at its own best learning rate by N@20.
+Where there are several seeds, the mean is given with the standard deviation over seeds: seeds change the split too.
+Seconds are those of the clock, on a machine that other work shared at times: between runs they are no benchmark.
+"""
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What the page is made of."""
+
+    studies: Mapping[str, tuple[Run, ...]]
+    decided: frozenset[str]
+    cases: Mapping[int, tuple[Case, ...]]
+    causes: Mapping[tuple[str, str, str], str]
+
+    @property
+    def runs(self) -> list[Run]:
+        """Those of all studies but that of batches, each once."""
+        every = [run for name, runs in self.studies.items() if name != BATCHES for run in runs]
+        return list({run.record.hash: run for run in every}.values())
+
+    @property
+    def done(self) -> list[Run]:
+        """Those that ended well."""
+        return [run for run in self.runs if run.record.status == "done"]
+
+
+def write(root: Path, originals: Sequence[Path] = ()) -> list[Path]:
+    """Write the page and its figures from `results/study`.
+
+    Args:
+        root: the top folder of a checkout.
+        originals: folders with the original runs, to judge the findings anew by the rows of their users.
+
+    Returns:
+        The files that were written.
+    """
+    if originals:
+        write_json(root / RESULTS / FINDINGS, decide(read(root).done, originals))
+    collected = read(root)
+    folder = root / FIGURES
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        written = [_save(figure, folder) for figure in drawings(collected)]
+        for stale in set(folder.glob(f"{PREFIX}*.svg")) - set(written):
+            stale.unlink()
+        with whole(root / PAGE) as partial:
+            partial.write_text(page(collected), encoding="utf-8")
+    except OSError as error:
+        raise ManymaxError(f"the page in {root / PAGE} cannot be written: {error.strerror or error}.") from None
+    return [root / PAGE, *written]
+
+
+def _save(figure: Figure, folder: Path) -> Path:
+    import matplotlib
+
+    path = folder / f"{PREFIX}{figure.name}.svg"
+    drawn = draw(figure)
+    with matplotlib.rc_context({"svg.hashsalt": figure.name}), whole(path) as partial:  # equal records, equal files
+        drawn.savefig(partial, format="svg", metadata={"Date": None})
+    return path
+
+
+def read(root: Path) -> Collected:
+    """The records below `root`/results/study, what was decided from them, and the causes of differences."""
+    place = root / RESULTS
+    folders = sorted(path for path in place.iterdir() if path.is_dir()) if place.is_dir() else []
+    found = {folder.name: read_study(folder) for folder in folders}
+    unreadable = [why for study in found.values() for why in study.unreadable]
+    if unreadable:
+        raise ManymaxError(" ".join(unreadable))
+    decided, cases = read_decided(place / FINDINGS)
+    studies = {name: study.runs for name, study in found.items()}
+    return Collected(studies, frozenset(decided), cases, _causes(root / CAUSES))
+
+
+def _causes(path: Path) -> dict[tuple[str, str, str], str]:
+    """{(data, backbone, loss): likely cause} from a file of [[cause]] with these three and `text`."""
+    try:
+        rows = tomllib.loads(path.read_text(encoding="utf-8")).get("cause", []) if path.is_file() else []
+        return {(row["data"], row["backbone"], row["loss"]): " ".join(row["text"].split()) for row in rows}
+    except (tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise ManymaxError(f"{path} must hold [[cause]] with data, backbone, loss and text: {error!r}.") from None
+
+
+def page(collected: Collected) -> str:
+    """The page in Markdown."""
+    made = trials(collected.done)
+    parts = [
+        INTRODUCTION,
+        *_board(collected),
+        *_accuracy(made),
+        *_negatives(made),
+        *_differences(made, collected.causes),
+        *_convergence(made),
+        *_models(made),
+        *_batches(collected),
+        *_data(made),
+        *_origin(collected),
+        *_missing(made, collected),
+    ]
+    return "\n".join(part.rstrip("\n") + "\n" for part in parts)
+
+
+def _text(text: str) -> str:
+    return text.translate(MARKDOWN)
+
+
+def _sub(table: Table) -> str:
+    return f"#{markdown(table)}"
+
+
+def _board(collected: Collected) -> Iterator[str]:
+    """The findings, each with its verdict and the cases behind it."""
+    yield "## Findings\n"
+    hashes = {run.record.hash for run in collected.done}
+    yield (
+        f"Decided from {len(collected.decided & hashes)} of the {len(hashes)} finished runs by the rules of "
+        "`manymax report`; the same rules are put to the paper's own tables. A finding that is stated without "
+        "exception is contradicted by one case that opposes it.\n"
+    )
+    rows = [_verdict(finding, collected.cases.get(finding.number, ())) for finding in CLAIMS]
+    columns = (("our runs",), ("the paper's tables",), ("support",), ("oppose",), ("open",))
+    yield markdown(Table("findings", "", ("", "finding"), columns, tuple(rows))).partition("\n\n")[2]
+    for finding in CLAIMS:
+        yield f"### Finding {finding.number}\n"
+        yield f"{_text(finding.claim)} {_text(finding.rule)}\n"
+        yield "\n".join(_case_lines(collected.cases.get(finding.number, ()))) + "\n"
+
+
+def _verdict(finding: Finding, cases: Sequence[Case]) -> tuple[tuple[str, ...], tuple[Cell, ...]]:
+    counts = Counter(case.supports for case in cases)
+    theirs = verdict(tuple(finding.cases(from_paper())), finding.parts)
+    cells = [verdict(cases, finding.parts), theirs, *(str(counts[says]) for says in (True, False, None))]
+    return (str(finding.number), finding.claim), tuple(Cell(text=cell, best=i == 0) for i, cell in enumerate(cells))
+
+
+def _case_lines(cases: Sequence[Case]) -> Iterator[str]:
+    """What decides comes first."""
+    if not cases:
+        yield f"{NOT_ENOUGH}: no case can be looked at yet."
+    for says, word in ((False, "opposes"), (True, "supports"), (None, "open")):
+        yield from (f"- {word}: {_text(case.name)}: {_text(case.why)}" for case in cases if case.supports is says)
+
+
+def tuned(made: Iterable[Trial]) -> list[Trial]:
+    """Of the trials that differ in tuned settings alone, the one that is best on the validation part."""
+    best: dict[str, Trial] = {}
+    for trial in made:
+        key = repr(sorted((k, v) for k, v in trial.settings.items() if k not in {*TUNED, "seed"}))
+        if key not in best or _valid(trial) > _valid(best[key]):
+            best[key] = trial
+    return list(best.values())
+
+
+def _valid(trial: Trial) -> float:
+    value = trial.mean(METRIC, "valid")
+    return float("-inf") if value is None else value
+
+
+def of_the_paper(trial: Trial) -> dict[str, PaperNumber]:
+    """{metric: what the paper prints} for the trial's data, backbone, loss, k and proposal, at its best rate by N@20.
+
+    What the paper has not tried, as de-biasing, has no number there.
+    """
+    if trial.settings.get("debias"):
+        return {}
+    here = _as_in_the_paper(trial)
+    rates = (None,) if trial.lr is None else LEARNING_RATES["lr"]
+    found = [
+        {metric: number for metric in METRICS if (number := printed(replace(here, lr=rate), metric)) is not None}
+        for rate in rates
+    ]
+    return max((each for each in found if METRIC in each), key=lambda each: each[METRIC].value, default={})
+
+
+def _as_in_the_paper(trial: Trial) -> Trial:
+    """The trial on data with the paper's name."""
+    run = trial.runs[0]
+    settings = {**run.settings, "name": paper_name(trial)}
+    return replace(trial, runs=(replace(run, record=run.record.model_copy(update={"settings": settings})),))
+
+
+def difference(trial: Trial, metric: str) -> float | None:
+    """How far ours is from the paper's, in percent of the paper's."""
+    number, ours = of_the_paper(trial).get(metric), trial.mean(metric)
+    return None if number is None or ours is None else 100 * (ours / number.value - 1)
+
+
+def _beside(name: str, title: str, rows: Sequence[Trial], note: str = "") -> Table:
+    """Ours with the paper's in brackets, and the difference; the best of a metric is marked."""
+    best = {metric: max((trial.mean(metric) or 0.0 for trial in rows), default=0.0) for metric in METRICS}
+    lines = []
+    for trial in rows:
+        numbers = of_the_paper(trial)
+        theirs = numbers[METRIC].setting.get("lr", "not stated") if numbers else ""
+        heads = (trial.label, "" if trial.lr is None else f"{trial.lr:g}", str(theirs), str(len(trial.runs)))
+        lines.append((heads, tuple(cell for metric in METRICS for cell in _pair(trial, metric, best[metric]))))
+    columns = tuple(column for metric in METRICS for column in ((tables.short(metric),), ("difference, %",)))
+    return Table(name, title, ("loss", "lr", "the paper's lr", "seeds"), columns, tuple(lines), note)
+
+
+def _pair(trial: Trial, metric: str, best: float) -> tuple[Cell, Cell]:
+    number, ours, percent = of_the_paper(trial).get(metric), trial.mean(metric), difference(trial, metric)
+    value = Cell(ours, trial.spread(metric), "-", best=ours == best, paper=number.value if number else None)
+    return value, Cell(text="" if percent is None else _signed(percent))
+
+
+def _signed(percent: float) -> str:
+    """With its sign, but for zero.
+
+    >>> _signed(-10.42), _signed(-0.01), _signed(3.0)
+    ('-10.4', '0.0', '+3.0')
+    """
+    rounded = round(percent, 1)
+    return f"{rounded:+.1f}" if rounded else "0.0"
+
+
+def _by_place(made: Iterable[Trial]) -> dict[tuple[str, str], list[Trial]]:
+    places: dict[tuple[str, str], list[Trial]] = {}
+    for trial in made:
+        places.setdefault(trial.place, []).append(trial)
+    return places
+
+
+def _at_defaults(trial: Trial) -> bool:
+    """Whether it is one of the paper's question 1: sampled losses draw 100 negatives uniformly there."""
+    return trial.loss not in SAMPLED or all(trial.settings.get(name) == value for name, value in DEFAULTS.items())
+
+
+def question_1(made: Sequence[Trial]) -> list[Trial]:
+    """The trials of question 1, labelled by what varies among them."""
+    return trials([run for trial in made if _at_defaults(trial) for run in trial.runs])
+
+
+def _accuracy(made: Sequence[Trial]) -> Iterator[str]:
+    yield "## Question 1: accuracy\n"
+    first = question_1(made)
+    if not first:
+        yield f"{NOT_ENOUGH}: none has finished.\n"
+    for (data, backbone), here in _by_place(first).items():
+        table = _beside("", f"{backbone}, {data}", tuned(here), _popularity(here))
+        yield _sub(table)
+    for backbone in dict.fromkeys(trial.backbone for trial in first):
+        here = [trial for trial in first if trial.backbone == backbone]
+        if len({trial.lr for trial in here} - {None}) > 1:
+            marks = "Bold: the best of a method over its learning rates, or, in italics, of a data set."
+            yield _sub(replace(tables.results(here, backbone), title=f"{backbone}: all learning rates", note=marks))
+
+
+def _popularity(here: Sequence[Trial]) -> str:
+    record = here[0].runs[0].record
+    values = ", ".join(
+        f"{tables.short(metric)} {value:.4f}"
+        for metric in METRICS
+        if (value := record.popularity.get(metric)) is not None
+    )
+    return f"Bold: the best of a column. The popularity ranking has {values}." if values else ""
+
+
+def _negatives(made: Sequence[Trial]) -> Iterator[str]:
+    yield "## Question 2: negatives\n"
+    rows = {place: here for place, here in _by_place(_sampled(made)).items() if len({_draws(t) for t in here}) > 1}
+    if not rows:
+        yield f"{NOT_ENOUGH}: needed is a sampled loss with several numbers of negatives or proposals.\n"
+    for (data, backbone), here in rows.items():
+        yield _sub(_beside("", f"{backbone}, {data}: sampled losses", tuned(here), "Bold: the best of a column."))
+
+
+def _sampled(made: Iterable[Trial]) -> list[Trial]:
+    return trials([run for trial in made if trial.loss in SAMPLED for run in trial.runs])
+
+
+def _draws(trial: Trial) -> tuple[Any, ...]:
+    return tuple(trial.settings.get(name) for name in DEFAULTS)
+
+
+def _differences(made: Sequence[Trial], causes: Mapping[tuple[str, str, str], str]) -> Iterator[str]:
+    yield f"## Where ours differs from the paper by more than {LARGE:g} percent\n"
+    lines = [line for trial in tuned(made) if (line := _far(trial, causes))]
+    yield "\n".join(lines or ["Nowhere, as far as there are runs."]) + "\n"
+
+
+def _far(trial: Trial, causes: Mapping[tuple[str, str, str], str]) -> str:
+    """One line on a trial that is far from the paper's number in any metric; empty for one that is near."""
+    percents = {metric: p for metric in METRICS if (p := difference(trial, metric)) is not None and abs(p) > LARGE}
+    if not percents:
+        return ""
+    by = ", ".join(f"{tables.short(metric)} {_signed(percent)} %" for metric, percent in percents.items())
+    names = (data_name(trial.settings), paper_name(trial))
+    keys = [(name, trial.backbone, trial.loss) for name in names]
+    cause = next((causes[key] for key in keys if key in causes), NOT_EXAMINED)
+    called = _text(", ".join((*trial.place, trial.label)))
+    return f"- {called}: {by}.{_same_rate(trial)} Likely cause: {cause.rstrip('.')}."
+
+
+def _same_rate(trial: Trial) -> str:
+    """What the paper prints at the rate of the trial, where that is not its best."""
+    best, here = of_the_paper(trial).get(METRIC), printed(_as_in_the_paper(trial), METRIC)
+    if best is None or here is None or here.setting == best.setting:
+        return ""
+    percent = _signed(100 * ((trial.mean(METRIC) or 0.0) / here.value - 1))
+    return f" At {tables.rate(trial.lr)} the paper prints {tables.short(METRIC)} {here.value:.4f} ({percent} %)."
+
+
+def _convergence(made: Sequence[Trial]) -> Iterator[str]:
+    yield "## Question 3: epochs and seconds\n"
+    first = tuned(question_1(made))
+    rows = tuple(((*t.place, t.label, tables.rate(t.lr)), _pace(t)) for t in first)
+    if not rows:
+        yield f"{NOT_ENOUGH}: none has finished.\n"
+        return
+    columns = ("epochs", "best epoch", "s to the best", f"epoch at {tables.NEAR:.0%} of it", "training s / epoch")
+    note = "Seconds are of training alone. Runs that shared the machine with others are slower than alone."
+    heads = ("data", "backbone", "loss", "rate")
+    yield _sub(Table("", "How soon, and how long", heads, tuple((name,) for name in columns), rows, note))
+    for figure in _curves(made):
+        yield _image(figure)
+
+
+def _pace(trial: Trial) -> tuple[Cell, ...]:
+    epochs = trial.average(lambda r: float(r.epochs))
+    seconds = trial.average(lambda r: r.seconds.get("training"))
+    values = (
+        (epochs, 1),
+        (trial.average(lambda r: float(r.best_epoch)), 1),
+        (tables.arrival(trial, METRIC, "seconds_train", _top(trial)), 1),
+        (tables.arrival(trial, METRIC, "epoch"), 1),
+        (seconds / epochs if seconds is not None and epochs else None, 2),
+    )
+    return tuple(Cell(value, text="-", digits=digits) for value, digits in values)
+
+
+def _top(trial: Trial) -> float | None:
+    curve = trial.curve.get(METRIC)
+    return None if curve is None else float(curve.max())
+
+
+def _curves(made: Sequence[Trial]) -> list[Figure]:
+    first = tuned(question_1(made))
+    drawn = [figures.curves(first, *axis) for axis in (("epoch", "epoch"), ("seconds_train", "training seconds"))]
+    return [figure for figure in drawn if figure.panels]
+
+
+def _probes(made: Sequence[Trial]) -> list[Figure]:
+    first = tuned(question_1(made))
+    drawn = [*(figures.heat_maps(first, what) for what in ("gradients", "jacobian")), figures.bias_variance(first)]
+    return [figure for figure in drawn if figure.panels]
+
+
+def drawings(collected: Collected) -> list[Figure]:
+    """Every figure of the page."""
+    made = trials(collected.done)
+    return [*_curves(made), *_probes(made)]
+
+
+def _image(figure: Figure) -> str:
+    link = f"{FIGURES.name}/{PREFIX}{figure.name}.svg"
+    return f"![{_text(figure.title)}]({link})\n\n{_text(figure.title)}. {_text(figure.note)}\n"
+
+
+def _models(made: Sequence[Trial]) -> Iterator[str]:
+    yield "## At the trained models: gradients, bias and variance\n"
+    drawn = _probes(made)
+    if not drawn:
+        yield f"{NOT_ENOUGH}: no model of an exact loss has been probed.\n"
+    for figure in drawn:
+        yield _image(figure)
+    table = tables.approximations(tuned(question_1(made)))
+    if table.rows:
+        yield _sub(table)
+
+
+def _batches(collected: Collected) -> Iterator[str]:
+    yield "## Ways to make batches\n"
+    runs = [run for run in collected.studies.get(BATCHES, ()) if run.record.status == "done"]
+    here = trials(runs)
+    if len({trial.settings.get("batches") for trial in here}) < 2:
+        yield f"{NOT_ENOUGH}: needed are runs that differ in `batches`, in `{RESULTS / BATCHES}`.\n"
+        return
+    rows = []
+    for trial in sorted(here, key=lambda t: (t.place, t.loss, str(t.settings.get("batches")))):
+        heads = (*trial.place, trial.loss, tables.rate(trial.lr), str(trial.settings.get("batches")))
+        cells = [Cell(trial.mean(metric), trial.spread(metric), "-") for metric in METRICS]
+        rows.append((heads, (*cells, *_pace(trial))))
+    names = [tables.short(metric) for metric in METRICS]
+    columns = (
+        *names,
+        "epochs",
+        "best epoch",
+        "s to the best",
+        f"epoch at {tables.NEAR:.0%} of it",
+        "training s / epoch",
+    )
+    heads = ("data", "backbone", "loss", "rate", "batches")
+    note = (
+        "Pairs: each batch is of (user, item) pairs drawn from all, as in the paper. Chunks: a few pairs of a user "
+        "stay together, so that a score row serves them all. Users: all pairs of a user are in one batch."
+    )
+    yield markdown(Table("", "", heads, tuple((name,) for name in columns), tuple(rows), note)).partition("\n\n")[2]
+
+
+def _data(made: Sequence[Trial]) -> Iterator[str]:
+    yield "## Data\n"
+    table = tables.data_sets(made)
+    if not table.rows:
+        yield f"{NOT_ENOUGH}: no set has been used.\n"
+        return
+    yield _sub(replace(table, title="After the filters"))
+    rows = tuple(
+        ((name,), tuple(Cell(text=text) for text in (f"{d.users:,}", f"{d.items:,}", f"{d.interactions:,}", d.note)))
+        for name, d in DATA.items()
+    )
+    columns = (("users",), ("items",), ("interactions",), ("what fits these counts",))
+    aliases = "; ".join(f"{file} is compared with the paper's {name}" for file, name in PAPER_NAMES.items())
+    note = f"Where a set is not available in the form that fits the paper's counts, another stands for it: {aliases}."
+    yield _sub(Table("", "As the paper prints them", ("data",), columns, rows, note))
+    for card in tables.cards(made):
+        yield _sub(card)
+
+
+def _origin(collected: Collected) -> Iterator[str]:
+    """How long it took, on what."""
+    yield "## How it was run\n"
+    runs = [run for each in collected.studies.values() for run in each]
+    if not runs:
+        yield f"{NOT_ENOUGH}: there is no record.\n"
+        return
+    rows = [((name,), _hours(each)) for name, each in collected.studies.items()]
+    if len(rows) > 1:
+        rows.append((("all",), _hours(runs)))
+    yield _sub(Table("", "Hours", ("study",), (("runs",), ("hours",), ("of them training",)), tuple(rows)))
+    for what in ("versions", "machine"):
+        seen = {", ".join(f"{k} {v}" for k, v in getattr(run.record, what).items()) for run in runs}
+        yield "\n".join(f"- {what}: {_text(each)}" for each in sorted(seen)) + "\n"
+
+
+def _hours(runs: Sequence[Run]) -> tuple[Cell, ...]:
+    total = sum(sum(run.record.seconds.values()) for run in runs)
+    training = sum(run.record.seconds.get("training", 0.0) for run in runs)
+    return Cell(text=str(len(runs))), Cell(total / 3600, digits=2), Cell(training / 3600, digits=2)
+
+
+def _missing(made: Sequence[Trial], collected: Collected) -> Iterator[str]:
+    """What the paper has and these records have not."""
+    yield "## What is missing\n"
+    have = {(paper_name(trial), trial.backbone, trial.loss) for trial in made}
+    lines = [line for place in EXPECTED if (line := _gap(place, have))]
+    late = {run.record.hash for run in collected.done} - collected.decided
+    gone = collected.decided - {run.record.hash for run in collected.done}
+    if gone:
+        lines.append(f"- The findings rest on {len(gone)} runs that are no longer among the records.")
+    if late:
+        lines.append(f"- {len(late)} runs have not been looked at for the findings yet.")
+    lines += [f"- {_text(_called(run))}: {run.record.status}." for run in collected.runs if run.record.status != "done"]
+    yield "\n".join(lines or ["Nothing of the paper's losses."]) + "\n"
+
+
+def _called(run: Run) -> str:
+    s = run.settings
+    return ", ".join((data_name(s), s["backbone"], s["loss"], tables.rate(s.get("lr")), f"seed {s['seed']}"))
+
+
+def _gap(place: tuple[str, str], have: set[tuple[str, str, str]]) -> str:
+    losses = dict.fromkeys(p.loss for p in from_paper().points if p.place == place)
+    lacking = [loss for loss in losses if (*place, loss) not in have]
+    if not lacking:
+        return ""
+    every = len(lacking) == len(losses)
+    return f"- {', '.join(place)}: {NOT_ENOUGH.lower()}, " + (
+        "none yet." if every else f"without {', '.join(lacking)}."
+    )
