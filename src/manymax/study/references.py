@@ -32,6 +32,7 @@ def bpr_loss(positive: Tensor, negative: Tensor) -> Tensor:
     Returns:
         (M,).
 
+    >>> import torch
     >>> bpr_loss(torch.tensor([2.0]), torch.tensor([[0.0, 2.0]]))
     tensor([0.4100])
     """
@@ -41,6 +42,7 @@ def bpr_loss(positive: Tensor, negative: Tensor) -> Tensor:
 def bce_loss(positive: Tensor, negative: Tensor) -> Tensor:
     """-log sigmoid(s_y) - log sigmoid(-s_j), the latter as mean over negatives. Shapes as in `bpr_loss`.
 
+    >>> import torch
     >>> bce_loss(torch.tensor([0.0]), torch.tensor([[0.0, 0.0]]))
     tensor([1.3863])
     """
