@@ -58,15 +58,16 @@ def portable(content: dict[str, Any], place: Path) -> Record:
 
     Fields of other versions may go where they are empty; what they hold otherwise would be lost, which is an error.
     """
-    lost = [name for name, value in content.items() if name not in Record.model_fields and value]
-    if lost:
-        raise ManymaxError(f"{place / RECORD} holds {', '.join(lost)}, which this version of manymax does not know.")
     try:
+        unknown = {name: value for name, value in content.items() if name not in Record.model_fields}
         known = {name: value for name, value in content.items() if name in Record.model_fields}
         settings = known["settings"] | {"data": _file_name(known["settings"]["data"])}
-        return Record(**(known | {"settings": settings}))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ManymaxError(f"{place / RECORD} is no record of a run: {error}") from None
+        record = Record(**(known | {"settings": settings}))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ManymaxError(f"{place / RECORD} is no record of a run: {error!r}.") from None
+    if lost := [name for name, value in unknown.items() if value]:
+        raise ManymaxError(f"{place / RECORD} holds {', '.join(lost)}, which this version of manymax does not know.")
+    return record
 
 
 def _file_name(data: str) -> str:

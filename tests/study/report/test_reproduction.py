@@ -1,0 +1,317 @@
+"""Records that are kept, and the page that is made of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from manymax.cli.app import app
+from manymax.errors import ManymaxError
+from manymax.study.files import read_json, write_json
+from manymax.study.records import EPOCHS, RECORD, read_record
+from manymax.study.report import reproduction
+from manymax.study.report.collect import FINDINGS, collect, decide, portable
+from manymax.study.report.findings import FINDINGS as CLAIMS
+from manymax.study.report.reproduction import BATCHES, CAUSES, PAGE, RESULTS, page, read, write
+from manymax.study.report.runs import trials
+from tests.study.report.generated import write_run
+
+ROOT = Path(__file__).parents[3]
+ML1M: dict[str, Any] = {"data": "/somewhere/else/ml-1m.parquet", "preset": "paper-table"}
+
+
+def originals(folder: Path) -> Path:
+    """A small study: two learning rates, several numbers of negatives, one run that failed, one that diverged."""
+    for lr, quality in ((1e-3, 0.26), (1e-4, 0.24)):
+        write_run(folder, loss="softmax", lr=lr, quality=quality, **ML1M)
+    write_run(folder, loss="softmax", lr=1e-3, quality=0.27, seed=1, **ML1M)
+    write_run(folder, loss="rankmax", quality=0.30, **ML1M)
+    write_run(folder, loss="sparsemax", quality=0.20, **ML1M)
+    for k, quality in ((5, 0.22), (10, 0.24), (100, 0.265)):
+        write_run(folder, loss="sampled_softmax", num_negatives=k, quality=quality, **ML1M)
+    for ridge, quality in ((0.1, 0.25), (1.0, 0.28)):
+        write_run(folder, loss="rg", solver="als", ridge=ridge, quality=quality, **ML1M)
+    write_run(folder, loss="entmax", status="failed", reason="no memory at /somewhere", **ML1M)
+    write_run(folder, loss="entmax", lr=0.5, status="diverged", reason="the loss is nan", **ML1M)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("template")
+    (folder / "docs").mkdir()
+    collect([originals(folder / "mine")], folder / RESULTS / "q1")
+    return folder
+
+
+@pytest.fixture
+def root(template: Path, tmp_path: Path) -> Path:
+    """A checkout of one's own: docs, collected records, and the original runs in `mine`."""
+    return Path(shutil.copytree(template, tmp_path / "root"))
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without figures, which take seconds."""
+    monkeypatch.setattr(reproduction, "drawings", lambda _: [])
+
+
+def section(text: str, heading: str) -> str:
+    """From a heading to the next one of its level or above."""
+    level = heading.partition(" ")[0]
+    rest = text.partition(f"{heading}\n")[2]
+    assert rest, f"there is no {heading!r}"
+    return re.split(rf"^#{{2,{len(level)}}} ", rest, flags=re.MULTILINE)[0]
+
+
+def row(text: str, *starts: str) -> list[str]:
+    """The cells of the one row of a table that begins so."""
+    (found,) = [line for line in text.splitlines() if line.startswith("| " + " | ".join(starts) + " |")]
+    return [cell.strip() for cell in found.strip("| ").split(" | ")]
+
+
+class TestCommitted:
+    def test_page_matches_records(self) -> None:
+        assert (ROOT / PAGE).read_text(encoding="utf-8") == page(read(ROOT)), "run `make docs`"
+
+    def test_figures_are_there_and_no_others(self) -> None:
+        text = (ROOT / PAGE).read_text(encoding="utf-8")
+        linked = {(ROOT / "docs" / link).resolve() for link in re.findall(r"!\[[^]]*\]\(([^)]+)\)", text)}
+        assert linked == {path.resolve() for path in (ROOT / "docs/figures").glob("reproduction_*.svg")}
+
+    def test_records_are_small_and_name_no_place(self) -> None:
+        for path in (path for path in (ROOT / RESULTS).rglob("*") if path.is_file()):
+            assert path.name in {RECORD, EPOCHS, "probe.json", FINDINGS}, path
+            assert path.stat().st_size < 200_000, path
+            if path.suffix == ".json":
+                assert not re.search(r'"(/|[A-Z]:\\|~)', path.read_text(encoding="utf-8")), path
+
+
+class TestCollect:
+    def test_only_outcomes_and_curves_of_ended_runs(self, tmp_path: Path) -> None:
+        copies = collect([originals(tmp_path / "mine")], tmp_path / "kept")
+        assert len(copies) == 11
+        assert {path.name for path in (tmp_path / "kept").rglob("*") if path.is_file()} == {RECORD, EPOCHS}
+        assert {read_record(copy).status for copy in copies} == {"done", "diverged"}
+
+    def test_paths_are_gone_and_the_rest_is_kept(self, tmp_path: Path) -> None:
+        folder = write_run(tmp_path / "mine", loss="softmax", **ML1M)
+        (copy,) = collect([folder], tmp_path / "kept")
+        before, after = read_json(folder / RECORD), read_json(copy / RECORD)
+        assert after["settings"]["data"] == "ml-1m.parquet"
+        after["settings"]["data"] = before["settings"]["data"]
+        assert after == before
+        assert (copy / EPOCHS).read_bytes() == (folder / EPOCHS).read_bytes()
+
+    def test_path_of_windows(self, tmp_path: Path) -> None:
+        content = read_json(write_run(tmp_path, loss="softmax", data=r"C:\me\ml-1m.parquet") / RECORD)
+        assert portable(content, tmp_path).settings["data"] == "ml-1m.parquet"
+
+    def test_probe_is_rounded(self, tmp_path: Path) -> None:
+        folder = write_run(tmp_path / "mine", loss="softmax", **ML1M)
+        write_json(folder / "probe.json", {"zero_share": 0.123456789, "gradients": [[1 / 3, 0.0]]})
+        (copy,) = collect([folder], tmp_path / "kept")
+        assert read_json(copy / "probe.json") == {"zero_share": 0.1235, "gradients": [[0.3333, 0.0]]}
+
+    def test_fields_of_another_version(self, tmp_path: Path) -> None:
+        folder = write_run(tmp_path / "mine", loss="softmax", **ML1M)
+        content = read_json(folder / RECORD)
+        write_json(folder / RECORD, content | {"extra": {}})
+        assert len(collect([folder], tmp_path / "kept")) == 1
+        write_json(folder / RECORD, content | {"extra": {"a": 1}})
+        with pytest.raises(ManymaxError, match="holds extra, which this version"):
+            collect([folder], tmp_path / "kept")
+
+    @pytest.mark.parametrize("text", ["{", "{}", "[]", '{"settings": 3}', '{"settings": {}}'])
+    def test_what_is_no_record(self, tmp_path: Path, text: str) -> None:
+        (tmp_path / RECORD).write_text(text)
+        with pytest.raises(ManymaxError, match=RECORD):
+            collect([tmp_path], tmp_path / "kept")
+        assert not (tmp_path / "kept").exists()
+
+    def test_again_changes_nothing(self, root: Path) -> None:
+        before = {path: path.read_bytes() for path in (root / RESULTS).rglob("*") if path.is_file()}
+        collect([root / "mine"], root / RESULTS / "q1")
+        assert {path: path.read_bytes() for path in (root / RESULTS).rglob("*") if path.is_file()} == before
+
+
+class TestPage:
+    def test_without_records(self, tmp_path: Path) -> None:
+        text = page(read(tmp_path))
+        assert text.count("Not enough runs") == 7 + len(
+            CLAIMS
+        )  # accuracy, negatives, pace, models, batches, data, origin
+        assert "- ml-1m, lightgcn: not enough runs, none yet." in text
+        assert "confirmed" not in [row(text, str(f.number), f.claim)[2].strip("*") for f in CLAIMS]
+
+    def test_ours_beside_the_paper(self, root: Path) -> None:
+        text = section(page(read(root)), "### mf, ml-1m")
+        runs = [run for run in read(root).done if run.settings["loss"] == "softmax"]
+        best = next(trial for trial in trials(runs) if trial.lr == 1e-3)
+        mean, spread = best.mean("ndcg@20"), best.spread("ndcg@20")
+        assert mean is not None
+        percent = 100 * (mean / 0.2661 - 1)
+        cells = row(text, "softmax", "0.001", "0.001", "2")
+        assert cells[4:6] == [f"{mean:.4f} ± {spread:.4f} (0.2661)", f"{percent:+.1f}"]
+
+    def test_tuned_settings_are_chosen_on_the_validation_part(self, root: Path) -> None:
+        text = section(page(read(root)), "### mf, ml-1m")
+        assert len(re.findall(r"^\| softmax ", text, flags=re.MULTILINE)) == 1
+        assert [
+            re.sub(r".*ridge=([\d.]+).*", r"\1", line) for line in text.splitlines() if line.startswith("| rg")
+        ] == ["1.0"]
+
+    def test_question_1_has_the_paper_s_number_of_negatives(self, root: Path) -> None:
+        text = page(read(root))
+        assert row(section(text, "### mf, ml-1m"), r"sampled\_softmax")[4].endswith("(0.2645)")
+        sweep = section(text, "### mf, ml-1m: sampled losses")
+        paper = [re.search(r"\((\d.\d+)\)", line)[1] for line in sweep.splitlines() if "num\\_negatives" in line]  # type: ignore[index]
+        assert paper == ["0.2504", "0.2554", "0.2645"]
+
+    def test_no_number_where_the_paper_has_none(self, tmp_path: Path) -> None:
+        (tmp_path / "docs").mkdir()
+        jackknife = {"correction": "partition", "debias": "jackknife"}
+        folder = write_run(tmp_path / "mine", loss="sampled_softmax", **jackknife, **ML1M)
+        collect([folder], tmp_path / RESULTS / "q1")
+        assert "(" not in row(section(page(read(tmp_path)), "### mf, ml-1m"), r"sampled\_softmax")[4]
+
+    def test_another_form_of_a_set_is_compared(self, tmp_path: Path) -> None:
+        folder = write_run(tmp_path / "mine", loss="softmax", data="electronics_10core.parquet", quality=0.02)
+        collect([folder], tmp_path / RESULTS / "q1")
+        assert row(section(page(read(tmp_path)), "### mf, electronics\\_10core"), "softmax")[4].endswith("(0.0235)")
+
+    def test_large_differences_have_a_cause(self, root: Path) -> None:
+        heading = "## Where ours differs from the paper by more than 5 percent"
+        text = section(page(read(root)), heading)
+        (line,) = [line for line in text.splitlines() if "sparsemax" in line]
+        assert "Likely cause: not examined." in line
+        assert "At lr=0.001 the paper prints N@20 0.2353" in line
+        (root / CAUSES).write_text('[[cause]]\ndata="ml-1m"\nbackbone="mf"\nloss="sparsemax"\ntext="""the\nrate."""\n')
+        (line,) = [line for line in section(page(read(root)), heading).splitlines() if "sparsemax" in line]
+        assert line.endswith("Likely cause: the rate.")
+
+    @pytest.mark.parametrize("text", ["[[cause]", '[[cause]]\ndata = "ml-1m"\n', "cause = 3\n"])
+    def test_causes_that_cannot_be_read(self, root: Path, text: str) -> None:
+        (root / CAUSES).write_text(text)
+        with pytest.raises(ManymaxError, match="must hold"):
+            read(root)
+
+    def test_ways_to_make_batches_stand_apart(self, root: Path) -> None:
+        for batches, quality in (("pairs", 0.5), ("users", 0.4)):
+            folder = write_run(root / "ways", loss="softmax", batches=batches, epochs=3, quality=quality, **ML1M)
+            collect([folder], root / RESULTS / BATCHES)
+        text = page(read(root))
+        cells = row(section(text, "## Ways to make batches"), "ml-1m", "mf", "softmax", "lr=0.001", "users")
+        assert float(cells[5]) == pytest.approx(0.4, abs=0.02)
+        assert "batches=" not in section(text, "## Question 1: accuracy")
+
+    def test_a_run_of_two_studies_counts_once(self, root: Path) -> None:
+        collect([root / "mine"], root / RESULTS / "q2")
+        assert len(read(root).done) == 10
+        assert row(section(page(read(root)), "### mf, ml-1m"), "softmax")[3] == "2"
+
+    def test_what_is_missing(self, root: Path) -> None:
+        text = section(page(read(root)) + "## end\n", "## What is missing")
+        assert "- ml-1m, mf: not enough runs, without entmax, nce, hierarchical_softmax." in text
+        assert "- ml-1m, mf, entmax, lr=0.5, seed 0: diverged." in text
+        assert "- 10 runs have not been looked at for the findings yet." in text
+
+
+@pytest.mark.usefixtures("undrawn")
+class TestFindings:
+    def test_decided_where_the_users_are(self, root: Path) -> None:
+        write(root, [root / "mine"])
+        text = (root / PAGE).read_text(encoding="utf-8")
+        claim = CLAIMS[1]
+        assert row(text, "2", claim.claim)[2] == "**confirmed**"
+        assert "- supports: ml-1m, mf: rankmax 0.30" in section(text, "### Finding 2")
+        assert "Decided from 10 of the 10 finished runs" in text
+
+    def test_kept_when_the_users_are_gone(self, root: Path) -> None:
+        write(root, [root / "mine"])
+        first = (root / PAGE).read_text(encoding="utf-8")
+        os.rename(root / "mine", root / "gone")
+        write(root)
+        assert (root / PAGE).read_text(encoding="utf-8") == first
+
+    def test_backbones_are_compared_however_the_set_was_split(self, root: Path) -> None:
+        other = {**ML1M, "backbone": "sasrec", "split": "leave-one-out"}
+        for loss, quality in (("softmax", 0.4), ("sparsemax", 0.2)):
+            write_run(root / "mine", loss=loss, quality=quality, **other)
+        collect([root / "mine"], root / RESULTS / "q1")
+        cases = decide(read(root).done, [root / "mine"])["findings"]["4"]
+        assert [(case["name"], case["supports"]) for case in cases] == [("ml-1m, sasrec, sparsemax", True)]
+
+    def test_a_later_run_of_the_same_settings_is_another(self, root: Path) -> None:
+        for path in (root / "mine").rglob(RECORD):
+            content = json.loads(path.read_text())
+            write_json(path, content | {"test": dict.fromkeys(content["test"], 0.9)})
+        assert decide(read(root).done, [root / "mine"])["runs"] == []
+
+    def test_that_rest_on_records_that_are_gone(self, root: Path) -> None:
+        write(root, [root / "mine"])
+        (path,) = [run.folder for run in read(root).done if run.settings["loss"] == "rankmax"]
+        (path / RECORD).unlink()
+        assert "- The findings rest on 1 runs that are no longer among the records." in page(read(root))
+
+    def test_that_cannot_be_read(self, root: Path) -> None:
+        write_json(root / RESULTS / FINDINGS, {"runs": [], "findings": {"1": [{"nonsense": 1}]}})
+        with pytest.raises(ManymaxError, match="does not hold findings"):
+            read(root)
+
+
+class TestWrite:
+    def test_twice_the_same(self, root: Path) -> None:
+        written = write(root)
+        assert {path.name for path in written} == {
+            "reproduction.md",
+            "reproduction_curves_epoch.svg",
+            "reproduction_curves_seconds_train.svg",
+        }
+        first = {path: path.read_bytes() for path in written}
+        assert {path: path.read_bytes() for path in write(root)} == first
+
+    @pytest.mark.usefixtures("undrawn")
+    def test_old_figures_go_and_others_stay(self, root: Path) -> None:
+        folder = root / "docs/figures"
+        folder.mkdir()
+        for name in ("reproduction_old.svg", "mine.svg"):
+            (folder / name).write_text("old")
+        write(root)
+        assert not (folder / "reproduction_old.svg").exists()
+        assert (folder / "mine.svg").exists()
+
+    @pytest.mark.usefixtures("undrawn")
+    def test_an_error_leaves_the_old_page(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (root / PAGE).write_text("old")
+
+        def fail(*_: object) -> str:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(reproduction, "page", fail)
+        with pytest.raises(ManymaxError, match="No space left"):
+            write(root)
+        assert (root / PAGE).read_text() == "old"
+
+
+@pytest.mark.usefixtures("undrawn")
+class TestCommands:
+    def test_records_and_reproduction(self, root: Path) -> None:
+        said = CliRunner().invoke(app, ["records", str(root / "mine"), "--into", str(root / RESULTS / "again")])
+        assert (said.exit_code, said.output.partition(" in ")[0]) == (0, "11 runs")
+        said = CliRunner().invoke(app, ["reproduction", "--root", str(root), "--runs", str(root / "mine")])
+        assert said.exit_code == 0
+        assert f"wrote {PAGE}" in said.output
+
+    def test_wrong_folders(self, tmp_path: Path) -> None:
+        said = CliRunner().invoke(app, ["records", str(tmp_path / "no"), "--into", str(tmp_path / "kept")])
+        assert "`folders` must be folders with runs" in str(said.exception)
+        said = CliRunner().invoke(app, ["reproduction", "--root", str(tmp_path)])
+        assert "`--root` must be the top folder" in str(said.exception)
