@@ -30,7 +30,7 @@ from manymax.distributed.collectives import Ranks
 from manymax.theory.cost import Shape, is_sparse, measure_machine
 
 DIM, FACTOR = 64, 2.0
-LEAST_MB = 4  # a smaller peak is nothing but the allocator's pages
+LEAST_MB = 16  # a smaller peak is mostly pages of the allocator
 BEGIN, END = "<!-- scale: begin", "<!-- scale: end"
 HEADS = {
     "softmax": manymax.LinearSoftmaxLoss,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from manymax import ArgumentError, ManymaxError
 from manymax.distributed import Network, ShardedHead, measure_network
 from manymax.distributed.collectives import Ranks
 from manymax.heads.modules import LinearHead
-from manymax.samplers import SAMPLERS
+from manymax.samplers import SAMPLERS, Draw, Sampler
 from tests.heads.plain import Problem, agree, class_weights, make_problem, make_target, upstream
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
@@ -133,14 +132,14 @@ def problem_parts(problem: Problem) -> tuple[Tensor, Tensor, Tensor | None]:
 
 
 def one_rank_has_it_all(group: dist.ProcessGroup, name: str, setting: Mapping[str, Any]) -> None:
-    """All classes of a row's support and its positive on one rank, whichever it is; all others far below."""
+    """All classes of a row's support and its positive on one rank, whichever it is; all others far below, or masked."""
     num_classes = 90
-    for top in (2, 44, 87):
+    for top, floor in itertools.product((2, 44, 87), (-40.0, -torch.inf)):
         problem = make_problem(6, num_classes=num_classes, regime="near")
-        bias = torch.where((torch.arange(num_classes) - top).abs() < 3, 0.0, -40.0).double()
+        bias = torch.where((torch.arange(num_classes) - top).abs() < 3, 0.0, floor).double()
         problem = Problem(problem.input, problem.linear_weight, bias)
-        target = torch.tensor([top, top + 1, top - 1, top, -100, 5 if top > 9 else 80])
-        compare(group, name, problem, target, **setting)
+        far = top if floor == -torch.inf else (top + 45) % num_classes
+        compare(group, name, problem, torch.tensor([top, top + 1, top - 1, top, -100, far]), **setting)
 
 
 def grouped_and_empty(group: dist.ProcessGroup, name: str, setting: Mapping[str, Any]) -> None:
@@ -217,15 +216,15 @@ def touched_rows(group: dist.ProcessGroup) -> None:
 
 
 def large_offset(group: dist.ProcessGroup, name: str) -> None:
-    """In float32 an offset of the scores must not cost the digits of log q."""
-    problem = make_problem(9, num_classes=40, bias=True)
-    offset = Problem(problem.input.float(), problem.linear_weight.float(), problem.linear_bias.float() + 4096)
+    """In float32 an offset of the scores, which are exact all the same, must not cost the digits of log q."""
+    problem = make_problem(9, num_classes=40, regime="near")
+    parts = [part.float() for part in problem.parts()]
+    problem = Problem(parts[0], parts[1], parts[2] + 4096)
     target = make_target("ids", 9, num_classes=40)
-    options = {"sampler": {"name": "popularity"}} if name == "SampledSoftmax" else {}
-    near = make_head(name, Problem(*(p.double() for p in problem_parts(offset))), **copy.deepcopy(options))
-    sharded = ShardedHead(make_head(name, offset, **options), group=group)
-    expected, actual = near(offset.input.double(), target), sharded(offset.input, target)
-    assert abs(float(expected.detach() - actual.detach())) < 1e-5 * max(1.0, abs(float(expected.detach())))
+    options = {"reduction": "none"} | ({"sampler": {"name": "popularity"}} if name == "SampledSoftmax" else {})
+    exact = make_head(name, Problem(*(part.double() for part in problem.parts())), **options)
+    sharded = ShardedHead(make_head(name, problem, **options), group=group)
+    agree([sharded(problem.input, target).detach()], [exact(problem.input.double(), target).detach()], 1e-6)
 
 
 def quantised(group: dist.ProcessGroup) -> None:
@@ -242,6 +241,19 @@ def quantised(group: dist.ProcessGroup) -> None:
         fresh(problem.input, target)
 
 
+def remembering(sampler: Sampler) -> list[Draw]:
+    """Every draw from now on."""
+    drawn: list[Draw] = []
+    draw = sampler.draw
+
+    def remembered(request: Any) -> Draw:
+        drawn.append(draw(request))
+        return drawn[-1]
+
+    sampler.draw = remembered  # type: ignore[method-assign]
+    return drawn
+
+
 def draws_without_a_generator(group: dist.ProcessGroup, shared: bool) -> float:
     """Ranks whose global generators differ, or whose own generators do, still draw the same negatives."""
     problem, target = make_problem(9, num_classes=40), make_target("ids", 9, num_classes=40)
@@ -250,8 +262,10 @@ def draws_without_a_generator(group: dist.ProcessGroup, shared: bool) -> float:
         torch.manual_seed(100 + dist.get_rank(group))
         generator = torch.Generator().manual_seed(100 + dist.get_rank(group)) if own else None
         head = ShardedHead(make_head("SampledSoftmax", problem, shared=shared, generator=generator), group=group)
+        drawn = remembering(head.head.sampler)
         value = head(problem.input, target)
         same_everywhere(value.detach(), group)
+        same_everywhere(drawn[0].ids, group)
         assert float(head(problem.input, target)) != float(value)  # fresh draws in every call
         values.append(float(value))
     return values[1]

@@ -71,6 +71,12 @@ def test_more_ranks(member: str) -> None:
     )
 
 
+def test_a_support_is_split_too() -> None:
+    sorting = Machine(sorted=1.0)  # entries of a sparse gradient are sorted, and nothing else takes time
+    alone, together = (plan("entmax", SHAPE, ranks, sorting, NETWORK).computing for ranks in (1, 8))
+    assert together == pytest.approx(alone / 8)
+
+
 def test_a_ring_by_hand() -> None:
     """4 ranks, softmax, 1000 rows of 10 numbers in one block: 4 sums of 24, 40,000, 8,000 and 16,000 bytes."""
     found = traffic("softmax", Shape(batch=1000, num_classes=4000, dim=10), 4)

@@ -4,13 +4,15 @@ As in heads/kernels.py, where sums over the classes of a row are completed over 
 
     softmax          the maximum; sum exp(s - max) and sum_i t_i (s_i - max)
     taylor_softmax   sum f(s) and sum_i t_i log f(s_i)
-    entmax           the maximum and a bound of the level; two sums for each step of the search; two at its end
+    entmax           the maximum and a bound of the level; two sums for each step of the search; two sums at its end
     rankmax          for each positive its score and weight, then sum u and the number of classes with u > 0
 
 Every rank gets the same sums, so that all of them take the same decisions.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,18 +31,24 @@ STEPS = 60  # of a search, which takes about 6
 
 
 def softmax_kernel(ranks: Ranks) -> Kernel:
-    """Softmax in place."""
+    """Softmax in place over this rank's classes, then times its share of the sum over all ranks."""
 
     def kernel(block: Block) -> Result:
         target, scores = block.target, block.scores
-        maximum = ranks.maximum(scores.amax(1, keepdim=True))
+        own = scores.amax(1, keepdim=True)
+        maximum = ranks.maximum(own)
         check_finite(maximum)
         inner = target.inner(target.pick(scores), maximum, block.spread)
-        terms = simplex.floored_exp_(scores.sub_(maximum))
-        partition, inner = ranks.sum(_columns(terms.sum(1), inner)).unbind(1)
+        probs = torch.softmax(scores, 1, out=scores)
+        masked = (own == -torch.inf).squeeze(1)
+        if masked.any():  # no class of this rank is alive
+            probs[masked] = 1.0
+        # the likeliest class has p = exp(own - own) / sum exp(s - own)
+        partial = (own - maximum).double().exp() / probs.amax(1, keepdim=True)
+        partition, inner = ranks.sum(_columns(partial.squeeze(1), inner)).unbind(1)
         result = Result((target.total * partition.log() - inner).to(scores.dtype))
         if target.coefficient is not None:
-            probs = terms.div_(partition.to(scores.dtype).unsqueeze(1))
+            probs.mul_((partial / partition.unsqueeze(1)).to(scores.dtype))
             target.subtract_(probs)
             result.parts.append(Dense(probs, target.row_coefficient))
         return result
@@ -90,29 +98,29 @@ def entmax_kernel(ranks: Ranks, alpha: float, wants_alpha: bool = False) -> Kern
         maximum = ranks.maximum(heads.amax(1, keepdim=True))
         check_finite(maximum)
         inner = target.inner(target.pick(scores), maximum, block.spread)
-        level = _bound(heads - maximum, beta, ranks)
-        cut = -1 / beta - (level + 1e-4) if simplex._in_v(beta) else -(level * (1 + 1e-4)) / beta
+        bound = _bound(heads - maximum, beta, ranks)
+        cut = -1 / beta - (bound + 1e-4) if simplex._in_v(beta) else -(bound * (1 + 1e-4)) / beta
         parts, wide = simplex.collect(scores, heads, maximum, maximum, cut)
         parts = [_not_empty(found, scores) for found in parts]
-        few = [(found.rows, (found.scores - found.maximum).double()) for found in parts]
-        rest = [(wide, _differences(scores, maximum, wide))] if len(wide) else []
-        level = _search([*few, *rest], level.double(), beta, scores.dtype, ranks)
+        few = [_Piece(found.rows, (found.scores - found.maximum).double()) for found in parts]
+        table = _differences(scores, maximum, wide)
+        rest = [_Piece(wide[rows], table[rows]) for rows in simplex.row_blocks(*table.shape)]
+        level = _search(few, rest, bound.double(), scores.dtype, beta, ranks)
 
         moment, slopes = torch.zeros_like(level), torch.zeros_like(level)
         result = Result(inner)
-        for index, (rows, d) in enumerate([*few, *rest]):
+        for rows, d in few + rest:
             u, probs = _powers(d, level[rows].to(d.dtype), beta)
-            moment[rows] = (u * probs).sum(1, keepdim=True, dtype=torch.float64)
+            moment[rows] = u.mul_(probs).sum(1, keepdim=True, dtype=torch.float64)
             if wants_alpha:
                 slopes[rows] = omega_slope(probs.double(), order)
-            if target.coefficient is None:
-                continue
-            if index < len(parts):
-                result.parts.append(_entries(target[rows], probs, parts[index], block))
-            else:
-                part = target[rows]
-                part.subtract_(probs)
-                result.parts.append(Dense(probs, part.row_coefficient, rows))
+        if target.coefficient is not None:
+            for found, (rows, probs) in zip(parts, few, strict=True):
+                result.parts.append(_entries(target[rows], probs, found, block))
+            if len(wide):
+                part = target[wide]
+                part.subtract_(table)
+                result.parts.append(Dense(table, part.row_coefficient, None if len(wide) == len(scores) else wide))
         moment, inner = ranks.sum(_columns(moment.squeeze(1), inner)).unbind(1)
         v = (level if simplex._in_v(beta) else (level - 1) / beta).squeeze(1)
         result.losses = (target.total * ((moment - 1) / alpha - v) - inner).to(scores.dtype)
@@ -121,6 +129,13 @@ def entmax_kernel(ranks: Ranks, alpha: float, wants_alpha: bool = False) -> Kern
         return result
 
     return kernel
+
+
+class _Piece(NamedTuple):
+    """Some rows (m,) of a block, and a table (m, K) of what this rank has of them."""
+
+    rows: Tensor
+    table: Tensor
 
 
 def _differences(scores: Tensor, maximum: Tensor, rows: Tensor) -> Tensor:
@@ -138,22 +153,40 @@ def _bound(heads: Tensor, beta: float, ranks: Ranks) -> Tensor:
     return -ranks.maximum(-own)
 
 
-def _search(parts: list[tuple[Tensor, Tensor]], level: Tensor, beta: float, dtype: torch.dtype, ranks: Ranks) -> Tensor:
-    """The level at which the probabilities of all ranks sum to 1, (n, 1): simplex._newton with sums over the ranks.
+def _search(
+    few: list[_Piece], rest: list[_Piece], bound: Tensor, dtype: torch.dtype, beta: float, ranks: Ranks
+) -> Tensor:
+    """The level at which the probabilities of all ranks sum to 1, (n, 1).
 
     Args:
-        parts: (rows (m,), d = s - max s (m, K)) of this rank; together they have every row once.
-        level: (n, 1) float64, above the solution.
-        beta: alpha - 1.
+        few, rest: d = s - max s of this rank, of candidates and of whole rows; together every row once.
+        bound: (n, 1) float64, above the solution.
         dtype: of the scores, which is as exact as the search has to be.
+        beta: alpha - 1.
         ranks: of the shards.
     """
+    sample = [_Piece(rows, d[:, :: simplex.GROUP].contiguous()) for rows, d in rest]
+    start = _newton(few, sample, simplex.GROUP, bound, 1e-3, beta, ranks)
+    start = torch.where(start < bound, start, bound)  # nan too
     eps = torch.finfo(dtype).eps
-    tolerance = eps**0.45 if beta <= 0.5 else 8 * eps  # as there
+    return _newton(few, rest, 1, start, eps**0.45 if beta <= 0.5 else 8 * eps, beta, ranks)
+
+
+def _newton(
+    few: list[_Piece],
+    rest: list[_Piece],
+    weight: int,
+    level: Tensor,
+    tolerance: float,
+    beta: float,
+    ranks: Ranks,
+) -> Tensor:
+    """simplex._newton with sums over the ranks, in which `rest` counts `weight` times."""
     for _ in range(STEPS):
         own = level.new_zeros(len(level), 2)
-        for rows, d in parts:
-            own[rows] = torch.cat(simplex._sums(d, level[rows].to(d.dtype), beta, torch.empty_like(d)), 1).double()
+        for index, (rows, d) in enumerate(few + rest):
+            sums = torch.cat(simplex._sums(d, level[rows].to(d.dtype), beta, torch.empty_like(d)), 1).double()
+            own[rows] = sums if index < len(few) else weight * sums
         total, slope = ranks.sum(own).split(1, 1)
         gap = -simplex._ratio(-total.log(), beta)
         step = total * gap / slope if simplex._in_v(beta) else beta * total * gap / slope
@@ -186,69 +219,62 @@ def rankmax_kernel(ranks: Ranks) -> Kernel:
         labels, weights = _labels(target, scores, ranks)
         lowest = labels.amin(1, keepdim=True)
         parts, wide = simplex.collect(scores, heads, lowest, lowest, torch.full_like(lowest, -1.0))
-        found = [_few(part) for part in parts] + ([_wide(wide, scores)] if len(wide) else [])
+        table = scores if len(wide) == len(scores) else scores[wide]
+        few = [_Piece(found.rows, found.scores.double()) for found in parts]
+        rest = [_Piece(wide[rows], table[rows]) for rows in simplex.row_blocks(*table.shape)]
         own = scores.new_zeros(*labels.shape, 2, dtype=torch.float64)
-        for rows, table, _ in found:
+        for rows, s in few + rest:
             for p in range(labels.shape[1]):
-                u = _violations(table, labels[rows, p])
+                u = _violations(s, labels[rows, p])
                 own[rows, p] = torch.stack([u.sum(1), u.sign_().sum(1)], 1).double()
         sums, sizes = ranks.sum(own).unbind(2)
         sums = torch.where(weights != 0, sums, 1)
         result = Result((weights * sums.log()).sum(1).to(scores.dtype))
-        if target.coefficient is not None:
-            shares = target.coefficient.double().unsqueeze(1) * weights / sums  # (n, P)
-            result.parts = _rankmax_gradient(target, found, labels, shares, sizes, scores.dtype)
+        if target.coefficient is None:
+            return result
+        shares = target.coefficient.double().unsqueeze(1) * weights / sums  # (n, P)
+        for rows, s in few + rest:
+            _to_gradient_(s, labels[rows], shares[rows])
+        for found, (_, grad) in zip(parts, few, strict=True):
+            row, column = (grad != 0).nonzero(as_tuple=True)
+            entries = found.rows[row], found.ids[row, column], grad[row, column].to(scores.dtype)
+            result.parts.append(Sparse(*entries))
+        if len(wide):
+            ones = torch.ones_like(table[:, 0])
+            result.parts.append(Dense(table, ones, None if len(wide) == len(scores) else wide))
+        result.parts.append(_of_positives(target, -shares * sizes))
         return result
 
     return kernel
 
 
-_Part = tuple[Tensor, Tensor, Tensor | None]  # rows, scores and the classes of the columns, None for all
-
-
-def _few(found: simplex.Candidates) -> _Part:
-    return found.rows, found.scores.double(), found.ids
-
-
-def _wide(rows: Tensor, scores: Tensor) -> _Part:
-    return rows, scores if len(rows) == len(scores) else scores[rows], None
-
-
-def _violations(scores: Tensor, labels: Tensor) -> Tensor:
-    """u = max(0, s - s_y + 1)."""
-    return (scores - labels.to(scores.dtype).unsqueeze(1)).add_(1).clamp_(min=0)
-
-
 def _labels(target: RowTarget, scores: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor]:
     """The scores of the positives, +inf where there is none, which has no violator; and their weights, (n, P) each."""
-    mine = target.weights != 0
-    picked = torch.where(mine, target.pick(scores), 0)
+    picked = torch.where(target.weights != 0, target.pick(scores), 0)
     labels, weights = ranks.sum(torch.stack([picked, target.weights]).double())
     if visible(labels) and (labels == -torch.inf).any():
         raise ArgumentError("`target` names a class whose score is -inf: a masked class cannot be a positive.")
     return torch.where(weights != 0, labels, torch.inf).to(scores.dtype), weights
 
 
-def _rankmax_gradient(
-    target: RowTarget, found: list[_Part], labels: Tensor, shares: Tensor, sizes: Tensor, dtype: torch.dtype
-) -> list[Dense | Sparse]:
-    """share (1_support - m e_y) for every positive: the support of this rank, and its own positives."""
-    listed, position = (target.weights != 0).nonzero(as_tuple=True)
-    minus = -(shares * sizes)[listed, position].to(dtype)
-    parts: list[Dense | Sparse] = []
-    for rows, table, ids in found:
-        share = shares[rows].to(table.dtype)
-        grad = torch.zeros_like(table)
-        for p in range(labels.shape[1]):
-            grad.addcmul_(_violations(table, labels[rows, p]).sign_(), share[:, p, None])
-        if ids is None:
-            parts.append(Dense(grad, torch.ones_like(grad[:, 0]), rows))
-        else:
-            row, column = (grad != 0).nonzero(as_tuple=True)
-            parts.append(Sparse(rows[row], ids[row, column], grad[row, column].to(dtype)))
-    if target.ids is not None and len(listed):
-        parts.append(Sparse(listed, target.ids[listed, position], minus))
-    return parts
+def _violations(scores: Tensor, labels: Tensor) -> Tensor:
+    """u = max(0, s - s_y + 1), (n, K)."""
+    return (scores - labels.to(scores.dtype).unsqueeze(1)).add_(1).clamp_(min=0)
+
+
+def _to_gradient_(scores: Tensor, labels: Tensor, shares: Tensor) -> None:
+    """Overwrite scores (n, K) by sum_p share_p 1[u_p > 0]: the gradient but for the positives' own part."""
+    grad = torch.zeros_like(scores)
+    for p in range(labels.shape[1]):
+        grad.addcmul_(_violations(scores, labels[:, p]).sign_(), shares[:, p, None].to(scores.dtype))
+    scores.copy_(grad)
+
+
+def _of_positives(target: RowTarget, values: Tensor) -> Sparse:
+    """Entries of the positives that this rank has, from values (n, P) of all."""
+    row, position = (target.weights != 0).nonzero(as_tuple=True)
+    ids = row if target.ids is None else target.ids[row, position]
+    return Sparse(row, ids, values[row, position].to(target.weights.dtype))
 
 
 def _columns(*values: Tensor) -> Tensor:

@@ -30,6 +30,7 @@ STEPS = 8  # of a threshold search
 GENERATOR = 5056  # bytes of the state of torch's generator
 MARKED = 2 * FLOAT  # a maximum, and whether it is nan
 PER_DRAW = Work(passes=60)  # of each draw, on every rank: drawing it, and finding out who has it
+DRAW = 64  # bytes of each draw, on every rank: its id, its log q, where it goes
 
 
 @dataclass(frozen=True)
@@ -109,10 +110,9 @@ def plan(member: str, shape: Shape, ranks: int, machine: Machine, network: Netwo
     sharded = row.kind != "tree"
     own, found = (_own(row, shape, ranks), traffic(row.name, shape, ranks)) if sharded else (shape, Traffic())
     step: Cost = cost(row.name, own)
-    work = step.work
-    if row.kind == "sampled" and ranks > 1:
-        work += (shape.pairs * shape.num_negatives) * PER_DRAW
-    memory = FLOAT * (1 + optimizer_states) * own.vectors + step.memory
+    draws = shape.pairs * shape.num_negatives if row.kind == "sampled" and ranks > 1 else 0.0
+    work = step.work + draws * PER_DRAW
+    memory = FLOAT * (1 + optimizer_states) * own.vectors + step.memory + draws * DRAW
     sent = found.sent(ranks) if ranks > 1 else 0.0
     exchanging = network.seconds(found, ranks) if ranks > 1 else 0.0
     return Plan(row.name, memory, sent, work.seconds(machine), exchanging, sharded)
