@@ -202,15 +202,15 @@ class Kernel:
 
     entry: work for each entry of the table, products not included.
     tables: of the size of a block that are held besides the block itself.
-    plain: full tables held by autograd at its peak.
     calls: for each block.
+    plain: full tables held by autograd at its peak.
     each: whether it goes over the entries once for each positive.
     """
 
     entry: Work
     tables: float
-    plain: float
     calls: float
+    plain: float = 0.0
     each: bool = False
 
     def over(self, shape: Shape) -> Work:
@@ -221,14 +221,14 @@ class Kernel:
 # Counted in the heads' kernels and in ops.simplex, and rounded to fit benchmarks/advisor.py. A member that is not named
 # here is taken for softmax, or, where its map is sparse, for entmax.
 DENSE = {
-    "softmax": Kernel(Work(exponentials=1), tables=0, plain=3, calls=150),
-    "taylor_softmax": Kernel(Work(fresh=22, streamed=10), tables=8, plain=15, calls=150),
-    "rankmax": Kernel(Work(streamed=8), tables=0, plain=4, calls=150, each=True),
-    "entmax": Kernel(Work(streamed=2, passes=40), tables=0, plain=4, calls=500),
+    "softmax": Kernel(Work(exponentials=1), tables=0, plain=2.5, calls=150),
+    "taylor_softmax": Kernel(Work(fresh=22, streamed=10), tables=8, plain=8, calls=150),
+    "rankmax": Kernel(Work(streamed=8), tables=0, plain=5.5, calls=150, each=True),
+    "entmax": Kernel(Work(streamed=2, passes=40), tables=0, plain=2.2, calls=500),
 }
 SPARSE = {
-    "rankmax": Kernel(Work(streamed=0.5), tables=0.1, plain=4, calls=500),
-    "entmax": Kernel(Work(streamed=0.5, passes=1), tables=0.1, plain=4, calls=900),
+    "rankmax": Kernel(Work(streamed=3), tables=0.1, calls=500),
+    "entmax": Kernel(Work(streamed=0.5, passes=1), tables=0.1, calls=900),
 }
 # Of each entry of a sparse gradient: its group of 16 candidates goes through Newton's steps in float64, and rows are
 # padded to the one with the most.
@@ -249,7 +249,7 @@ def _exact(member: Member, shape: Shape, plain: bool) -> Cost:
     kernel = DENSE.get(member.name, DENSE["entmax" if is_sparse(member) else "softmax"])
     block = _block(shape)
     tables = kernel.plain * shape.table if plain else (1 + kernel.tables) * block
-    fresh = tables if plain else block
+    fresh = 2 * tables if plain else block  # a table is written anew for about every second operation
     work = kernel.over(shape) + Work(
         flops=6 * shape.table * shape.dim,
         fresh=fresh + shape.vectors,
@@ -295,14 +295,14 @@ def _sampled(member: Member, shape: Shape, plain: bool) -> Cost:
     own = shape.pairs if shape.shared else shape.pairs * (shape.num_negatives + 1)  # vectors gathered one by one
     scores = shape.pairs * (shape.num_negatives + 1)
     rows = _picked(shape, shape.num_negatives)
-    # class vectors are picked, multiplied, and picked again for the gradient to the queries; then queries for theirs
-    work = 4 * _gather(shape.num_classes, shape.dim, own) + _gather(shape.batch, shape.dim, own)
-    work += scores * PER_SCORE + own * PER_DRAW
-    work += Work(flops=6 * scores * shape.dim, fresh=rows * shape.dim, calls=PER_STEP + 400)
-    held = 12 * scores + rows * shape.dim
-    if plain:  # gathered vectors are kept, and so is their gradient
-        work += Work(fresh=3 * own * shape.dim)
-        held += 2 * own * shape.dim
+    work = scores * PER_SCORE + Work(flops=6 * scores * shape.dim, calls=PER_STEP + 400)
+    if plain:  # picked vectors are kept, and so is a gradient for each, which nobody sums up
+        held = 12 * scores + 2 * own * shape.dim
+        work += _gather(shape.num_classes, shape.dim, own) + Work(fresh=2 * own * shape.dim)
+    else:  # class vectors are picked, multiplied, and picked again for the gradient to queries; then queries for theirs
+        held = 12 * scores + rows * shape.dim
+        work += 4 * _gather(shape.num_classes, shape.dim, own) + _gather(shape.batch, shape.dim, own)
+        work += own * PER_DRAW + Work(fresh=rows * shape.dim)
     work += _choosing(shape)
     touched = _picked(shape, max(shape.num_negatives, shape.num_candidates)) * shape.dim
     return Cost(work, 3 * (own * shape.dim + scores), touched, FLOAT * (held + shape.queries))
@@ -333,8 +333,8 @@ def _tree(member: Member, shape: Shape, plain: bool) -> Cost:
 
 def _quadratic(member: Member, shape: Shape, plain: bool) -> Cost:
     if plain:
-        work = Work(flops=6 * shape.table * shape.dim, fresh=6 * shape.table + shape.vectors, calls=PER_STEP)
-        return _of_tables(work, 3, shape, 4 * shape.table)
+        work = Work(flops=6 * shape.table * shape.dim, fresh=22 * shape.table + shape.vectors, calls=PER_STEP)
+        return _of_tables(work, 3, shape, 6 * shape.table)
     products = (shape.num_classes + shape.batch) * float(shape.dim)
     work = Work(flops=6 * products * shape.dim, fresh=6 * shape.vectors, calls=PER_STEP + 100)
     work += _gather(shape.num_classes, shape.dim, 2 * shape.pairs)
