@@ -119,23 +119,30 @@ def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
 
 
-@pytest.mark.slow
-def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
-    full = command("--epochs", "15", "--patience", "15", "--out", str(tmp_path / "run"))
-    running = subprocess.Popen(full, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+def interrupted(arguments: list[str], after: int) -> tuple[list[str], str, int]:
+    """Run, press Ctrl-C after so many lines of progress; these lines, the output and the exit code."""
+    running = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
     with running:
         assert running.stderr is not None
-        lines = [running.stderr.readline() for _ in range(3)]
+        lines = [running.stderr.readline() for _ in range(after)]
         running.send_signal(signal.SIGINT)
-        out, error = running.communicate()
-    assert lines[2].startswith("epoch 2/15")
-    assert running.returncode == 130, error
+        out, _ = running.communicate()
+    return lines, out, running.returncode
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
+    endless = command("--epochs", "100000", "--patience", "100000", "--out", str(tmp_path / "run"))
+    lines, out, code = interrupted(endless, after=3)
+    assert lines[2].startswith("epoch 2/100000")
+    assert code == 130
     assert out.startswith("stopped by SIGINT in epoch")
     assert "the same command goes on from there" in out
-    again = subprocess.run(full, capture_output=True, text=True, check=False, env=environment())
-    assert again.returncode == 0, again.stderr
-    assert ", from epoch " in again.stderr.splitlines()[0]
-    assert read_record(tmp_path / "run").epochs == 15
+    trained = read_record(tmp_path / "run").epochs
+    lines, _, code = interrupted(endless, after=2)
+    assert f", from epoch {trained + 1}, step " in lines[0]
+    assert lines[1].startswith(f"epoch {trained + 1}/100000")
+    assert code == 130
 
 
 def test_a_terminal_sees_a_moving_line() -> None:
