@@ -76,6 +76,12 @@ def test_data_sets_are_named_as_shortly_as_tells_them_apart(tmp_path: Path) -> N
     }
 
 
+def test_a_split_that_goes_with_the_backbone_is_no_other_data(tmp_path: Path) -> None:
+    write_run(tmp_path, split="ratio", backbone="mf")
+    write_run(tmp_path, split="leave-one-out", backbone="sasrec")
+    assert {trial.data for trial in trials(read_study(tmp_path).done)} == {"planted"}
+
+
 def test_numbers_sort_as_numbers() -> None:
     names = ["nce (k=100)", "nce (k=5)", "nce (k=10)", "nce"]
     assert sorted(names, key=natural) == ["nce", "nce (k=5)", "nce (k=10)", "nce (k=100)"]

@@ -155,10 +155,10 @@ def test_data_and_cards(tmp_path: Path) -> None:
     write_run(tmp_path, data="b.csv", num_users=200)
     write_run(tmp_path, data="a.csv", num_users=1234)
     made_of = made(tmp_path)
-    assert [names for names, _ in tables.data_sets(made_of).rows] == [("a",), ("b",)]
-    assert str(row(tables.data_sets(made_of), "a")[0]) == "1,234"
+    assert [names for names, _ in tables.data_sets(made_of).rows] == [("a", "ratio"), ("b", "ratio")]
+    assert str(row(tables.data_sets(made_of), "a", "ratio")[0]) == "1,234"
     first, second = tables.cards(made_of)
-    assert (first.title, second.title) == ("Data card: a", "Data card: b")
+    assert (first.title, second.title) == ("Data card: a, ratio", "Data card: b, ratio")
     assert str(row(first, "raw")[2]) == "4,000"
     assert str(row(first, "5-core")[2]) == ""
 

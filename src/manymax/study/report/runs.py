@@ -186,13 +186,13 @@ def trials(finished: Sequence[Run]) -> list[Trial]:
     return sorted(made, key=lambda t: (t.data, t.backbone, order(t.loss), natural(t.label), -(t.lr or 0)))
 
 
-def _trial(group: list[Run], names: Mapping[str, str], varying: Mapping[str, Sequence[str]]) -> Trial:
+def _trial(group: list[Run], names: Mapping[tuple[str, str], str], varying: Mapping[str, Sequence[str]]) -> Trial:
     settings = group[0].settings
     by_gradient = settings.get("solver", "gradient") == "gradient"
     loss = settings["loss"]
     details = [f"{key}={settings[key]}" for key in varying.get(loss, ()) if settings.get(key) is not None]
     return Trial(
-        data=names[_data_key(settings)],
+        data=names[_data_place(settings)],
         backbone=settings["backbone"],
         loss=loss,
         label=f"{loss} ({', '.join(details)})" if details else loss,
@@ -224,19 +224,25 @@ def data_name(settings: Mapping[str, Any]) -> str:
     return str(settings.get("name") or PurePath(settings["data"]).stem)
 
 
-def _data_names(runs: Iterable[Run]) -> dict[str, str]:
-    """A name for each data set: its own where that tells it from others, with filters where they vary."""
-    sets = {_data_key(run.settings): run.settings for run in runs}
+def _data_names(runs: Iterable[Run]) -> dict[tuple[str, str], str]:
+    """A name for the data of each backbone: the set's own where that tells it from others, with filters that vary."""
+    sets = {_data_place(run.settings): run.settings for run in runs}
     names = {}
     for key, settings in sets.items():
         called = data_name(settings)
         namesakes = {other["data"] for other in sets.values() if data_name(other) == called}
-        same = [other for other in sets.values() if other["data"] == settings["data"]]
+        same = [
+            other for (_, backbone), other in sets.items() if (other["data"], backbone) == (settings["data"], key[1])
+        ]
         filters = [k for k in DATA_SETTINGS if len({repr(other.get(k)) for other in same}) > 1]
         details = [f"{k}={settings[k]}" for k in filters if settings.get(k) is not None]
         base = called if len(namesakes) == 1 else str(settings["data"])
         names[key] = base + (f" ({', '.join(details)})" if details else "")
     return names
+
+
+def _data_place(settings: Mapping[str, Any]) -> tuple[str, str]:
+    return _data_key(settings), str(settings["backbone"])
 
 
 def natural(text: str) -> list[tuple[int, float, str]]:

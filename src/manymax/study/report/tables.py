@@ -302,12 +302,20 @@ def approximations(trials: Sequence[Trial]) -> Table:
 
 def data_sets(trials: Sequence[Trial]) -> Table:
     """How large each data set is after its filters."""
-    rows = []
     sizes = ("users", "items", "train", "valid", "test")
-    for data, trial in {trial.data: trial for trial in reversed(trials)}.items():
+    rows = []
+    for heads, trial in _by_split(trials).items():
         have = trial.runs[0].record.sizes
-        rows.append(((data,), tuple(Cell(text=f"{have[name]:,}" if name in have else "-") for name in sizes)))
-    return Table("data", "Data sets", ("data",), tuple((name,) for name in sizes), tuple(reversed(rows)))
+        rows.append((heads, tuple(Cell(text=f"{have[name]:,}" if name in have else "-") for name in sizes)))
+    return Table("data", "Data sets", ("data", "split"), tuple((name,) for name in sizes), tuple(rows))
+
+
+def _by_split(trials: Sequence[Trial]) -> dict[tuple[str, str], Trial]:
+    """The first trial of each data set and way to split it."""
+    found: dict[tuple[str, str], Trial] = {}
+    for trial in trials:
+        found.setdefault((trial.data, str(trial.settings.get("split"))), trial)
+    return found
 
 
 def not_done(study: Study) -> Table:
@@ -344,15 +352,14 @@ def all_runs(study: Study) -> Table:
 
 def cards(trials: Sequence[Trial]) -> list[Table]:
     """The data card of each set: its steps, and what each left."""
-    made: list[Table] = []
-    for data, trial in {trial.data: trial for trial in reversed(trials)}.items():
+    made = []
+    for index, ((data, split), trial) in enumerate(_by_split(trials).items()):
         card = trial.runs[0].record.card
         names = list(dict.fromkeys(name for step in card for name in step if name != "step"))
         rows = [((str(step.get("step", "")),), tuple(_card_cell(step.get(name)) for name in names)) for step in card]
-        made.append(
-            Table(f"card_{len(made)}", f"Data card: {data}", ("step",), tuple((n,) for n in names), tuple(rows))
-        )
-    return [table for table in reversed(made) if table.rows]
+        title, columns = f"Data card: {data}, {split}", tuple((name,) for name in names)
+        made.append(Table(f"card_{index}", title, ("step",), columns, tuple(rows)))
+    return [table for table in made if table.rows]
 
 
 def _card_cell(value: Any) -> Cell:
