@@ -241,13 +241,14 @@ class TestFindings:
         write(root)
         assert (root / PAGE).read_text(encoding="utf-8") == first
 
-    def test_backbones_are_compared_however_the_set_was_split(self, root: Path) -> None:
-        other = {**ML1M, "backbone": "sasrec", "split": "leave-one-out"}
-        for loss, quality in (("softmax", 0.4), ("sparsemax", 0.2)):
-            write_run(root / "mine", loss=loss, quality=quality, **other)
-        collect([root / "mine"], root / RESULTS / "q1")
-        cases = decide(read(root).done, [root / "mine"])["findings"]["4"]
-        assert [(case["name"], case["supports"]) for case in cases] == [("ml-1m, sasrec, sparsemax", True)]
+    def test_backbones_are_compared_on_two_forms_of_a_set(self, tmp_path: Path) -> None:
+        for backbone, form in (("mf", "10core"), ("sasrec", "sequences")):
+            for loss, quality in (("softmax", 0.4), ("sparsemax", 0.2 if backbone == "sasrec" else 0.3)):
+                settings = {"data": f"electronics_{form}.parquet", "backbone": backbone}
+                write_run(tmp_path / "mine", loss=loss, quality=quality, **settings)
+        collect([tmp_path / "mine"], tmp_path / RESULTS / "q1")
+        cases = decide(read(tmp_path).done, [tmp_path / "mine"])["findings"]["4"]
+        assert [(case["name"], case["supports"]) for case in cases] == [("electronics, sasrec, sparsemax", True)]
 
     def test_a_later_run_of_the_same_settings_is_another(self, root: Path) -> None:
         for path in (root / "mine").rglob(RECORD):

@@ -115,7 +115,7 @@ def paper_name(trial: Trial) -> str:
 def decide(runs: Iterable[Run], originals: Sequence[Path]) -> dict[str, Any]:
     """Judge the findings from the runs whose rows of users are below `originals`; the content of `findings.json`.
 
-    A set has one name for all backbones, however it was split: findings compare backbones with one another.
+    A set has one name in whichever of its forms it was used: findings compare backbones with one another.
     """
     rows = {_outcome(read_json(path)): path.parent for folder in originals for path in _below(folder, RECORD)}
     found = [(run, rows.get(_outcome(run.record.model_dump()))) for run in runs]
