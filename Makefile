@@ -27,6 +27,7 @@ check: $(READY)
 
 docs: $(READY)
 	$(BIN)/manymax docs
+	$(BIN)/manymax reproduction
 
 # torch goes in first and alone: its pin is then settled before anything else can ask for another build.
 # A set-up that was interrupted leaves its mark behind and is done again from nothing.
