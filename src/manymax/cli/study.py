@@ -44,7 +44,8 @@ def study(
       manymax study mine.toml --set epochs=20 --set data=ratings.csv --out studies/short
       manymax study mine.toml --dry-run              what would be run
     """
-    configs = expand(read_study_file(file), **_overrides(set_ or []))
+    asked = read_study_file(file)
+    configs = expand(asked, **_overrides(set_ or []))
     folder = out or Path("studies") / (file.stem if file else "quick")
     if dry_run:
         for config in configs:
@@ -52,7 +53,7 @@ def study(
         return
     start = time.perf_counter()
     try:
-        outcome = sweep(configs, folder, workers=workers, hear=lambda so_far, record: _say(so_far, record, start))
+        outcome = sweep(configs, folder, title=asked.title, workers=workers, hear=lambda *heard: _say(*heard, start))
     except KeyboardInterrupt:
         typer.echo(f"stopped; the same command goes on from there: {shlex.quote(str(folder))}", err=True)
         raise typer.Exit(EXIT_STOPPED) from None

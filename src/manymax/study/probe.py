@@ -25,13 +25,13 @@ from manymax.losses.facts import Member
 from manymax.study.data.batches import Batch
 from manymax.study.evaluate import known_lists
 from manymax.study.files import write_json
+from manymax.study.records import PROBE
 from manymax.study.run import load_model
 from manymax.study.seeds import generator
 from manymax.theory.bias_variance import drawn, estimate
 from manymax.theory.gradients import by_score, gradient, without_signal
 from manymax.theory.jacobian import jacobian
 
-PROBE = "probe.json"
 ROWS = 32  # test users
 BINS = 64  # of ranks
 TOP = 48  # items of the Jacobian

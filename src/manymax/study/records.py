@@ -33,6 +33,7 @@ from manymax.study.files import read_json, whole, write_json
 
 SETTINGS, RECORD, CHECKPOINT, MODEL = "settings.json", "record.json", "checkpoint.safetensors", "model.safetensors"
 EPOCHS, USERS, ITEMS, PEOPLE = "epochs.parquet", "users.parquet", "items.parquet", "people.parquet"
+PROBE, STUDY = "probe.json", "study.json"  # what a study adds: to a run, and of itself in the folder above
 
 Status = Literal["done", "diverged", "stopped", "failed"]
 Metrics = dict[str, float | None]

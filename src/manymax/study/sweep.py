@@ -23,13 +23,13 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from manymax.errors import ArgumentError, ManymaxError, unknown_name
 from manymax.study.config import RunConfig
-from manymax.study.files import Busy, locked
-from manymax.study.probe import PROBE, probe
-from manymax.study.records import RECORD, Record, new_record, read_record, write_record
+from manymax.study.files import Busy, locked, write_json
+from manymax.study.probe import probe
+from manymax.study.records import PROBE, RECORD, STUDY, Record, new_record, read_record, write_record
 from manymax.study.run import CHECKPOINT_SECONDS, run
 
 if sys.version_info >= (3, 11):
@@ -38,6 +38,7 @@ else:
     import tomli as tomllib
 
 QUICK = "quick.toml"
+PLANTED = "planted"
 ATTEMPTS = 3  # a run whose process dies this often is given up
 PAUSE = 0.5  # seconds before a run that another process holds is tried again
 BUSY, NO_ROOM = 75, 73  # exit codes of a run's process, as in sysexits.h
@@ -77,7 +78,10 @@ class StudyConfig(BaseModel):
         if not all(isinstance(table, Mapping) for table in tables):
             raise ArgumentError("`settings` and `grid` must be tables: [settings] and [[grid]].")
         _check_names(name for table in tables for name in table)
-        super().__init__(**content)
+        try:
+            super().__init__(**content)
+        except ValidationError as error:
+            raise ArgumentError(" ".join(f"`{e['loc'][0]}`: {e['msg']}." for e in error.errors())) from None
 
 
 def _check_names(names: Iterable[str]) -> None:
@@ -116,7 +120,10 @@ def _combinations(study: StudyConfig, overrides: Mapping[str, Any]) -> Iterator[
         if empty := [name for name, values in axes.items() if not values]:
             raise ArgumentError(f"`{empty[0]}` in [[grid]] must list at least one value; got an empty list.")
         for values in product(*axes.values()):
-            yield RunConfig.trimmed(common | dict(zip(axes, values, strict=True)) | dict(overrides))
+            settings = common | dict(zip(axes, values, strict=True)) | dict(overrides)
+            if not str(settings.get("data", PLANTED)).startswith(PLANTED):
+                settings.pop("size", None)  # a study of planted data may be put to other data
+            yield RunConfig.trimmed(settings)
 
 
 Hear = Callable[["Outcome", Record], None]
@@ -153,6 +160,7 @@ def sweep(
     configs: Sequence[RunConfig],
     folder: Path,
     *,
+    title: str = "",
     workers: int | None = None,
     hear: Hear = lambda outcome, record: None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
@@ -162,6 +170,7 @@ def sweep(
     Args:
         configs: the runs.
         folder: of the study; a run's folder in it is named by the hash of its settings.
+        title: kept in the folder for the report.
         workers: how many processes at a time; as many as there are cores if left out.
         hear: called with each record, also of runs that had ended before.
         checkpoint_seconds: at least this much time between two checkpoints of a run.
@@ -169,7 +178,7 @@ def sweep(
     Returns:
         What became of the runs. An interruption saves the runs under way, and is passed on.
     """
-    _make(folder)
+    _make(folder, title)
     waiting = deque(Job(config, folder / config.content_hash()) for config in configs)
     working: dict[Any, tuple[BaseProcess, Job]] = {}
     outcome = Outcome(len(waiting))
@@ -194,9 +203,11 @@ def sweep(
     return outcome
 
 
-def _make(folder: Path) -> None:
+def _make(folder: Path, title: str) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if title:
+            write_json(folder / STUDY, {"title": title})
     except OSError as error:
         raise ManymaxError(f"{folder} cannot be written to: {error.strerror}. Choose another folder.") from None
 
@@ -292,7 +303,7 @@ def _work(config: RunConfig, folder: Path, checkpoint_seconds: float) -> None:
             _fail(config, folder, error, f"{type(error).__name__}: {error}")
     except Busy:
         sys.exit(BUSY)
-    except OSError:
+    except (OSError, ManymaxError):  # the folder cannot be locked, or a failure not be recorded
         sys.exit(NO_ROOM)
 
 

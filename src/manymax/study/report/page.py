@@ -55,19 +55,19 @@ def report(folder: Path, out: Path | None = None, *, images: bool = True) -> Pat
     sections = build(study)
     out = folder / "report" if out is None else out
     try:
-        return _write_all(folder, out, study, sections, images)
+        return _write_all(out, study, sections, images)
     except OSError as error:
         raise ManymaxError(f"the report in {out} cannot be written: {error.strerror or error}.") from None
 
 
-def _write_all(folder: Path, out: Path, study: Study, sections: Sequence[Section], images: bool) -> Path:
+def _write_all(out: Path, study: Study, sections: Sequence[Section], images: bool) -> Path:
     for table in (table for section in sections for table in section.tables if table.rows):
         for suffix, write in FORMATS.items():
             _write(out / "tables" / f"{table.name}.{suffix}", write(table))
     if images:
         for figure in (figure for section in sections for figure in section.figures):
             _save_images(figure, out / "figures")
-    _write(out / PAGE, render(folder.resolve().name, study, sections))
+    _write(out / PAGE, render(study, sections))
     return out / PAGE
 
 
@@ -215,7 +215,7 @@ def _count(study: Study) -> str:
     return ", ".join(f"{count} {status}" for status, count in counts.items() if count) or "no runs"
 
 
-def render(title: str, study: Study, sections: Sequence[Section]) -> str:
+def render(study: Study, sections: Sequence[Section]) -> str:
     """The page as text; whatever comes from data or settings is escaped."""
     environment = Environment(
         loader=PackageLoader("manymax.study.report", "."), autoescape=True, undefined=StrictUndefined
@@ -227,7 +227,7 @@ def render(title: str, study: Study, sections: Sequence[Section]) -> str:
         for index, panel in enumerate(figure.panels)
     }
     return environment.get_template("page.html").render(
-        title=title,
+        title=study.title,
         subtitle=f"Runs: {_count(study)}.",
         facts=_facts(study),
         sections=sections,

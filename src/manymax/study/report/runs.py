@@ -15,7 +15,7 @@ import numpy as np
 from manymax.errors import ArgumentError, ManymaxError
 from manymax.losses import FAMILY
 from manymax.study.files import read_json
-from manymax.study.records import EPOCHS, RECORD, SETTINGS, USERS, Record, read_record, read_table
+from manymax.study.records import EPOCHS, PROBE, RECORD, SETTINGS, STUDY, USERS, Record, read_record, read_table
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -24,7 +24,6 @@ LOWER_IS_BETTER = ("regret", "topk_error")
 FIRST = ("ndcg", "precision", "recall", "regret")  # the metrics of the tables, in the paper's order
 CUTOFF = 20  # the paper's
 CHECKED = "ndcg@20"
-PROBE = "probe.json"
 BESIDE = ("bpr", "bce")  # not of the family
 
 
@@ -79,6 +78,7 @@ class Study:
     """All runs below a folder: those with a record, those under way, and what cannot be read, with the reason."""
 
     runs: tuple[Run, ...]
+    title: str
     unfinished: tuple[Path, ...] = ()
     unreadable: tuple[str, ...] = ()
 
@@ -115,7 +115,13 @@ def read_study(folder: Path) -> Study:
         raise ArgumentError(
             f"`folder` must hold runs, made by `manymax study` or `train`; there are none in {str(folder)!r}."
         )
-    return Study(tuple(runs), tuple(unfinished), tuple(unreadable))
+    return Study(tuple(runs), _title(folder), tuple(unfinished), tuple(unreadable))
+
+
+def _title(folder: Path) -> str:
+    """What the study is called; the folder's name where nothing says so."""
+    content = read_json(folder / STUDY) if (folder / STUDY).is_file() else {}
+    return str(content.get("title") or folder.resolve().name) if isinstance(content, Mapping) else folder.name
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,34 @@
+"""`manymax report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from manymax.cli.app import app
+from manymax.errors import ManymaxError
+from tests.study.report.generated import write_run
+
+
+def test_the_path_of_the_page_is_printed(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    result = CliRunner().invoke(app, ["report", str(tmp_path), "--out", str(tmp_path / "pages"), "--no-images"])
+    assert result.exit_code == 0, result.output
+    assert result.stdout == f"report: {tmp_path / 'pages' / 'report.html'}\n"
+    assert (tmp_path / "pages" / "report.html").is_file()
+    assert not (tmp_path / "pages" / "figures").exists()
+
+
+def test_beside_the_runs_unless_told_otherwise(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    assert CliRunner().invoke(app, ["report", str(tmp_path), "--no-images"]).exit_code == 0
+    assert (tmp_path / "report" / "report.html").is_file()
+
+
+@pytest.mark.parametrize("name", ["none", "."])
+def test_a_folder_without_runs(tmp_path: Path, name: str) -> None:
+    result = CliRunner().invoke(app, ["report", str(tmp_path / name)])
+    assert isinstance(result.exception, ManymaxError)
+    assert "manymax study" in str(result.exception)

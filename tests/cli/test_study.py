@@ -1,0 +1,108 @@
+"""`manymax study`, from a file to a page."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from manymax.cli.app import app
+from manymax.errors import ManymaxError
+
+FILE = """
+title = "A small study"
+[settings]
+data = "planted"
+size = "60x60x10"
+dim = 4
+epochs = 3
+batch_size = 64
+[[grid]]
+loss = ["softmax", "nce"]
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(FILE, encoding="utf-8")
+    return path
+
+
+def study(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["study", *map(str, arguments)])
+
+
+def test_a_dry_run_lists_and_does_nothing(file: Path, tmp_path: Path) -> None:
+    result = study(file, "--dry-run", "--out", tmp_path / "out", "--set", "lr=0.5")
+    assert result.exit_code == 0, result.output
+    first, second = result.stdout.splitlines()
+    assert "planted mf softmax" in first
+    assert "lr=0.5" in first
+    assert "nce" in second
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--set", "epoch=3"], "did you mean 'epochs'"),
+        (["--set", "epochs"], "NAME=VALUE"),
+        (["--set", "epochs=many"], "`epochs`"),
+        (["--set", "loss=sparsmax"], "did you mean 'sparsemax'"),
+    ],
+)
+def test_mistakes_are_named_before_anything_is_done(
+    file: Path, tmp_path: Path, arguments: list, complaint: str
+) -> None:
+    result = study(file, "--out", tmp_path / "out", *arguments)
+    assert isinstance(result.exception, ManymaxError)
+    assert complaint in str(result.exception)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    result = study(tmp_path / "no.toml")
+    assert "no.toml cannot be read" in str(result.exception)
+
+
+@pytest.mark.slow
+def test_from_a_file_to_a_page(file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = study(file, "--out", out)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines() == ["2 runs: 2 done", f"report: {out / 'report' / 'report.html'}"]
+    lines = result.stderr.splitlines()
+    assert lines[-1].startswith("[2/2] planted mf ")
+    assert "<h1>A small study</h1>" in (out / "report" / "report.html").read_text(encoding="utf-8")
+    again = json.loads(study(file, "--out", out, "--no-report", "--json").stdout)
+    assert [run["status"] for run in again["runs"]] == ["done", "done"]
+    assert again["report"] is None
+    failed = study(file, "--out", tmp_path / "other", "--set", f"data={tmp_path / 'no.csv'}", "--set", "size=")
+    assert failed.exit_code != 0
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_and_says_how_to_go_on(file: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "manymax", "study", str(file), "--out", str(tmp_path / "out"), "--no-report"]
+    command += ["--set", "epochs=100000", "--set", "patience=100000", "--set", "loss=softmax"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+    while not list((tmp_path / "out").glob("*/settings.json")) and process.poll() is None:
+        time.sleep(0.1)
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "the same command goes on" in errors
+    assert "Traceback" not in errors
+    (record,) = (tmp_path / "out").glob("*/record.json")
+    assert json.loads(record.read_text(encoding="utf-8"))["status"] == "stopped"
