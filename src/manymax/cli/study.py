@@ -53,7 +53,9 @@ def study(
         return
     start = time.perf_counter()
     try:
-        outcome = sweep(configs, folder, title=asked.title, workers=workers, hear=lambda *heard: _say(*heard, start))
+        outcome = sweep(
+            configs, folder, title=asked.title, workers=workers, hear=lambda so_far, record: _say(so_far, record, start)
+        )
     except KeyboardInterrupt:
         typer.echo(f"stopped; the same command goes on from there: {shlex.quote(str(folder))}", err=True)
         raise typer.Exit(EXIT_STOPPED) from None

@@ -16,9 +16,9 @@ from typing import Any
 
 from manymax.errors import ArgumentError, ManymaxError
 from manymax.study.files import read_json, whole, write_json
-from manymax.study.records import EPOCHS, RECORD, USERS, Record
+from manymax.study.records import EPOCHS, PROBE, RECORD, USERS, Record
 from manymax.study.report.findings import Case, judge
-from manymax.study.report.runs import PROBE, Run, Trial, data_name, trials
+from manymax.study.report.runs import Run, Trial, data_name, trials
 
 FINDINGS = "findings.json"
 ENDED = ("done", "diverged")  # the others go on when they are started again
