@@ -96,9 +96,8 @@ def test_ctrl_c_saves_and_says_how_to_go_on(file: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )
-    while not list((tmp_path / "out").glob("*/settings.json")) and process.poll() is None:
+    while not list((tmp_path / "out").glob("*/checkpoint.safetensors")) and process.poll() is None:
         time.sleep(0.1)
-    time.sleep(1)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 130

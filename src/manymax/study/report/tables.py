@@ -314,8 +314,14 @@ def _by_split(trials: Sequence[Trial]) -> dict[tuple[str, str], Trial]:
     """The first trial of each data set and way to split it."""
     found: dict[tuple[str, str], Trial] = {}
     for trial in trials:
-        found.setdefault((trial.data, str(trial.settings.get("split"))), trial)
+        found.setdefault((trial.data, _split(trial)), trial)
     return found
+
+
+def _split(trial: Trial) -> str:
+    """As set, else as the data card says that it was done."""
+    done = [step["split"] for step in trial.runs[0].record.card if "split" in step]
+    return str(trial.settings.get("split") or (done or ["ratio"])[-1])
 
 
 def not_done(study: Study) -> Table:
