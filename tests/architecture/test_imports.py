@@ -37,7 +37,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "study.records": {"study.config", "study.data", "study.files"},
     "study.reference": set(),
     "study.backbones": {"study.data", "ops"},
-    "study.train": {"heads", "samplers"} | {f"study.{n}" for n in ("backbones", "config", "course", "data", "seeds")},
+    "study.parallel": {"distributed", "losses", "samplers", "study.data"},
+    "study.train": {"heads", "samplers"}
+    | {f"study.{n}" for n in ("backbones", "config", "course", "data", "parallel", "seeds")},
     "study.train_als": {"als", "study.backbones", "study.course", "study.data", "study.seeds", "study.train"},
     "study.evaluate": {"heads", "study.backbones", "study.data", "study.metrics"},
     "study.report": {"losses", "study.files", "study.records", "study.reference"},

@@ -21,8 +21,9 @@ from manymax.errors import ArgumentError
 from manymax.study.checkpoint import Standing
 from manymax.study.config import RunConfig
 from manymax.study.course import Progress
+from manymax.study.parallel import PATIENCE, joined
 from manymax.study.records import Record
-from manymax.study.run import CHECKPOINT_SECONDS, run
+from manymax.study.run import CHECKPOINT_SECONDS, assist, run
 
 EXIT_DIVERGED, EXIT_STOPPED = 1, 130
 REFRESHES = 8  # a second
@@ -32,13 +33,17 @@ def train(
     config: Annotated[Path | None, typer.Option(help="TOML file with settings; options given here count more.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; made up of its settings if left out.")] = None,
     checkpoint_seconds: Annotated[float, typer.Option(help="Least time between two checkpoints.")] = CHECKPOINT_SECONDS,
+    rank_timeout: Annotated[
+        float, typer.Option(min=1, help="Under torchrun: seconds that a rank waits for the others.")
+    ] = PATIENCE,
     json: Annotated[bool, typer.Option("--json", help="Print the record as JSON.")] = False,
     **options: Any,
 ) -> None:
     """Train one model with one loss on one data set, and test it.
 
     Interrupted by Ctrl-C or by force, the same command goes on from the last checkpoint and ends with the result of
-    an uninterrupted run.
+    an uninterrupted run. Under torchrun every rank takes some rows of each batch; the result is the same up to
+    rounding, with dropout up to its draws.
 
     \b
     Examples:
@@ -46,11 +51,16 @@ def train(
       manymax train --loss sparsemax --backbone sasrec
       manymax train --data ratings.csv --columns user=uid,item=book --loss ssm --num-negatives 50
       manymax train --data ml-1m.parquet --preset paper-table --lr 1e-3 --out runs/first
+      torchrun --nproc-per-node 2 -m manymax train --backbone lightgcn
     """
     settings = read_toml(config) if config is not None else {}
     chosen = RunConfig(**settings | {name: value for name, value in options.items() if value is not None})
     folder = out or default_folder(chosen)
-    record = run(chosen, folder, progress=watch(), checkpoint_seconds=checkpoint_seconds)
+    with joined(rank_timeout) as team:
+        if team.rank > 0:
+            assist(team)
+            return
+        record = run(chosen, folder, progress=watch(), checkpoint_seconds=checkpoint_seconds, team=team)
     if json:
         put_json(record.model_dump(mode="json"))
     else:

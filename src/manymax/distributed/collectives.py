@@ -75,6 +75,14 @@ class Ranks:
         dist.all_gather(gathered, values.contiguous(), group=self.group)
         return gathered
 
+    def gather_all(self, rows: Tensor) -> tuple[Tensor, int]:
+        """The rows of all ranks, in their order, and where those of this rank begin; each has any number of them."""
+        counts = torch.cat(self.gather(torch.tensor([len(rows)], device=rows.device))).tolist()
+        padded = rows.new_zeros(max(counts), *rows.shape[1:])
+        padded[: len(rows)] = rows
+        parts = [part[:count] for part, count in zip(self.gather(padded), counts, strict=True)]
+        return torch.cat(parts), sum(counts[: self.rank])
+
     def gather_rows(self, rows: Tensor, sizes: Sequence[int]) -> Tensor | None:
         """All rows on the first rank, (sum of sizes, ...), where rank r has `sizes[r]` of them; None elsewhere."""
         if self.size == 1:

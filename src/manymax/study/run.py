@@ -14,7 +14,7 @@ import torch
 
 from manymax.errors import ArgumentError, ManymaxError
 from manymax.study.backbones import BACKBONES
-from manymax.study.checkpoint import read_tensors, write_tensors
+from manymax.study.checkpoint import load_optimizer, optimizer_tensors, read_tensors, write_tensors
 from manymax.study.config import RunConfig
 from manymax.study.course import Course, Diverged, Progress, Stopped
 from manymax.study.data.interactions import PARTS, Split
@@ -23,6 +23,7 @@ from manymax.study.evaluate import Evaluation, evaluate, popularity
 from manymax.study.files import LOCK, locked, read_json, remove_partial, write_json
 from manymax.study.heads import build_head
 from manymax.study.metrics import METRICS
+from manymax.study.parallel import Team
 from manymax.study.records import (
     CHECKPOINT,
     MODEL,
@@ -39,7 +40,7 @@ from manymax.study.records import (
     write_vocabulary,
 )
 from manymax.study.seeds import generator
-from manymax.study.train import Model, build_optimizer, train
+from manymax.study.train import Model, build_optimizer, follow, train
 from manymax.study.train_als import train_als
 
 CHECKPOINT_SECONDS = 10.0
@@ -52,6 +53,7 @@ def run(
     progress: Progress | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     prepared: Prepared | None = None,
+    team: Team | None = None,
 ) -> Record:
     """Train, evaluate and record; what is there already is not done again.
 
@@ -64,10 +66,14 @@ def run(
         progress: hears of steps and epochs.
         checkpoint_seconds: at least this much time between two checkpoints.
         prepared: the data of `config`, where the caller has it already.
+        team: the ranks that share the work, of which this one is the first; the others are at `assist`.
 
     Returns:
         The record; its status is "done", "diverged" or "stopped".
     """
+    team = team or Team()
+    if team.size > 1 and config.solver == "als":
+        raise ArgumentError("`solver='als'` works in one process: start it without torchrun.")
     if (found := finished(config, folder)) is not None:
         return found
     start = time.perf_counter()
@@ -80,7 +86,7 @@ def run(
             remove_partial(folder)
             _claim(config, folder, prepared)
             try:
-                return _run(config, folder, prepared, progress or Progress(), checkpoint_seconds, seconds)
+                return _run(config, folder, prepared, progress or Progress(), checkpoint_seconds, seconds, team)
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}"
                 write_record(folder, new_record(config, "failed", reason=reason, card=prepared.card))
@@ -159,8 +165,34 @@ def build_model(config: RunConfig, split: Split) -> Model:
     return Model(backbone, build_head(config, split))
 
 
+def assist(team: Team) -> None:
+    """What the other ranks do while the first is at `run`: their part of the training, with what it sends them."""
+    task = team.task()
+    if task is None:
+        return
+    config = RunConfig(**task["settings"])
+    with _threads(config.threads):
+        model = build_model(config, task["split"])
+        optimizer = build_optimizer(config, model)
+        model.load_state_dict(task["model"])
+        load_optimizer(optimizer, model, task["optimizer"])
+        follow(model, optimizer, task["split"], config, team)
+
+
+def _begin(team: Team, config: RunConfig, split: Split, model: Model, optimizer: torch.optim.Optimizer) -> None:
+    """Send the other ranks what they need; they read no file."""
+    state = {"model": model.state_dict(), "optimizer": optimizer_tensors(optimizer, model)}
+    team.begin({"settings": config.model_dump(mode="json"), "split": split, **state})
+
+
 def _run(
-    config: RunConfig, folder: Path, prepared: Prepared, progress: Progress, checkpoint_seconds: float, seconds: float
+    config: RunConfig,
+    folder: Path,
+    prepared: Prepared,
+    progress: Progress,
+    checkpoint_seconds: float,
+    seconds: float,
+    team: Team,
 ) -> Record:
     """The run itself: train, test, write down."""
     if METRICS[config.monitored.partition("@")[0]].of == "truth" and prepared.truth is None:
@@ -185,7 +217,8 @@ def _run(
             if optimizer is None:
                 train_als(model, split, course)
             else:
-                train(model, optimizer, split, course)
+                _begin(team, config, split, model, optimizer)
+                train(model, optimizer, split, course, team)
     except Diverged as diverged:
         status, reason = "diverged", str(diverged)
     except Stopped as stopped:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 from torch import Tensor, nn
 
@@ -13,6 +15,7 @@ from manymax.study.config import RunConfig
 from manymax.study.course import Course
 from manymax.study.data.batches import Batch, Batches, training_batches
 from manymax.study.data.interactions import Split
+from manymax.study.parallel import Team
 from manymax.study.seeds import derive, generator
 
 
@@ -43,13 +46,16 @@ def build_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Adam:
     return torch.optim.Adam(model.parameters(), lr=config.lr, weight_decay=config.weight_decay, fused=True)
 
 
-def train(model: Model, optimizer: torch.optim.Optimizer, split: Split, course: Course) -> None:
+def train(
+    model: Model, optimizer: torch.optim.Optimizer, split: Split, course: Course, team: Team | None = None
+) -> None:
     """Train until patience or epochs are used up; `course.best` then holds the best weights.
 
     Every step seeds its own randomness, so a run that goes on from a checkpoint takes the same steps as one that was
-    never interrupted.
+    never interrupted. The other ranks of a `team` are at `follow` meanwhile.
     """
-    config, standing = course.config, course.standing
+    config, standing, team = course.config, course.standing, team or Team()
+    team.share_draws(model)
     model.train()
     while course.going:
         with course.timed("loading"):
@@ -58,29 +64,71 @@ def train(model: Model, optimizer: torch.optim.Optimizer, split: Split, course: 
             refresh_samplers(model, config.seed, standing.epoch)
         while standing.batch < len(batches):
             with course.timed("loading"):
-                group = [
-                    batches[standing.batch + i] for i in range(min(config.accumulate, len(batches) - standing.batch))
-                ]
+                group = next_group(batches, standing.batch, config)
             with course.timed("training"):
+                team.lead(standing.epoch, standing.batch, standing.step)
                 optimizer.zero_grad(set_to_none=True)
-                for batch in group:
-                    seed_step(model, config.seed, standing.step)
-                    try:
-                        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=config.bf16):
-                            loss = model(batch)
-                    except ArgumentError:  # a loss refuses scores that are no numbers: have the weights run away?
-                        course.check_weights()
-                        raise
-                    (loss / len(group)).backward()
-                    course.count_batch(loss.item(), of=len(batches))
-                if config.clip is not None:
-                    nn.utils.clip_grad_norm_(model.parameters(), config.clip)
-                optimizer.step()
+                try:
+                    losses = compute_gradients(model, group, config, standing.step, team)
+                except ArgumentError:  # a loss refuses scores that are no numbers: have the weights run away?
+                    course.check_weights()
+                    raise
+                for loss in losses:
+                    course.count_batch(loss, of=len(batches))
+                take_step(model, optimizer, config)
             course.breathe()
         model.eval()
         course.end_epoch()
         model.train()
         course.breathe()
+
+
+def follow(model: Model, optimizer: torch.optim.Optimizer, split: Split, config: RunConfig, team: Team) -> None:
+    """What the other ranks do while the first is at `train`: the same steps, on their own rows of every batch."""
+    team.share_draws(model)
+    model.train()
+    known = None
+    while (place := team.next()) is not None:
+        epoch, batch, step = place
+        if epoch != known:
+            batches, known = epoch_batches(config, split, model, epoch), epoch
+        if batch == 0:
+            refresh_samplers(model, config.seed, epoch)
+        optimizer.zero_grad(set_to_none=True)
+        with contextlib.suppress(ArgumentError):  # the first rank has it too, and decides
+            compute_gradients(model, next_group(batches, batch, config), config, step, team)
+            take_step(model, optimizer, config)
+
+
+def next_group(batches: Batches, first: int, config: RunConfig) -> list[Batch]:
+    """The batches of one step."""
+    return [batches[i] for i in range(first, min(first + config.accumulate, len(batches)))]
+
+
+def compute_gradients(model: Model, group: list[Batch], config: RunConfig, step: int, team: Team) -> list[float]:
+    """The losses of some batches; the gradient of their mean is added to that of the parameters."""
+    losses = [torch.zeros(()) for _ in group]
+    refused = None
+    try:
+        for i, batch in enumerate(group):
+            own, weight = team.share(batch, config.multilabel)
+            if own is None:
+                continue
+            seed_step(model, config.seed, step + i, team.rank)
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=config.bf16):
+                loss = weight * model(own)
+            (loss / len(group)).backward()
+            losses[i] = loss.detach()
+    except ArgumentError as error:
+        refused = error
+    return team.summed(model, losses, refused)
+
+
+def take_step(model: Model, optimizer: torch.optim.Optimizer, config: RunConfig) -> None:
+    """Move the weights along the gradients."""
+    if config.clip is not None:
+        nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+    optimizer.step()
 
 
 def epoch_batches(config: RunConfig, split: Split, model: Model, epoch: int) -> Batches:
@@ -97,9 +145,9 @@ def epoch_batches(config: RunConfig, split: Split, model: Model, epoch: int) -> 
     )
 
 
-def seed_step(model: Model, seed: int, step: int) -> None:
-    """Dropout and negatives of a step depend on the seed and the step alone."""
-    torch.manual_seed(derive(seed, "dropout", step))
+def seed_step(model: Model, seed: int, step: int, rank: int = 0) -> None:
+    """Negatives of a step depend on the seed and the step alone; dropout on the rank too, whose rows are others."""
+    torch.manual_seed(derive(seed, f"dropout-{rank}" if rank else "dropout", step))
     draws = getattr(model.head, "generator", None)
     if draws is not None:
         draws.manual_seed(derive(seed, "negatives", step))
