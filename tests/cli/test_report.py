@@ -27,6 +27,16 @@ def test_beside_the_runs_unless_told_otherwise(tmp_path: Path) -> None:
     assert (tmp_path / "report" / "report.html").is_file()
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_for_tensorboard_too(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    write_run(tmp_path / "runs")
+    arguments = ["report", tmp_path / "runs", "--no-images", "--tensorboard", tmp_path / "logs"]
+    result = CliRunner().invoke(app, list(map(str, arguments)))
+    assert result.stdout.splitlines()[0] == f"tensorboard: 1 new runs in {tmp_path / 'logs'}"
+    assert len(list((tmp_path / "logs").glob("softmax-*"))) == 1
+
+
 @pytest.mark.parametrize("name", ["none", "."])
 def test_a_folder_without_runs(tmp_path: Path, name: str) -> None:
     result = CliRunner().invoke(app, ["report", str(tmp_path / name)])

@@ -8,12 +8,18 @@ from typing import Annotated
 import typer
 
 from manymax.study.report import report as write_report
+from manymax.study.report.runs import read_study
+from manymax.study.report.sinks import to_mlflow, to_tensorboard
 
 
 def report(
     folder: Annotated[Path, typer.Argument(help="Folder of a study, or of one run.")],
     out: Annotated[Path | None, typer.Option(help="Where to write; FOLDER/report if left out.")] = None,
     images: Annotated[bool, typer.Option(help="Write the figures as PNG and SVG too.")] = True,
+    tensorboard: Annotated[
+        Path | None, typer.Option(help="Write the runs for TensorBoard into this folder too.")
+    ] = None,
+    mlflow: Annotated[str | None, typer.Option(metavar="URI", help="Log the runs to this MLflow server too.")] = None,
 ) -> None:
     """Write the report of a study: one page that needs no network, tables and figures.
 
@@ -23,5 +29,10 @@ def report(
     Examples:
       manymax report studies/quick
       manymax report runs --out report --no-images
+      manymax report studies/quick --tensorboard logs
     """
+    if tensorboard is not None:
+        typer.echo(f"tensorboard: {to_tensorboard(read_study(folder), tensorboard)} new runs in {tensorboard}")
+    if mlflow is not None:
+        typer.echo(f"mlflow: {to_mlflow(read_study(folder), mlflow)} new runs in {mlflow}")
     typer.echo(f"report: {write_report(folder, out, images=images).resolve()}")
