@@ -83,6 +83,21 @@ def test_chunks_hold_a_few_pairs_of_one_user_each(lists: list[list[int]], chunk:
         assert len(mine) <= math.ceil(len(items) / chunk)  # neighbouring chunks of one user look like one
 
 
+@settings(max_examples=40)
+@given(ragged, st.integers(2, 5))
+def test_chunks_as_two_lists_of_python_lay_them_out(lists: list[list[int]], chunk: int) -> None:
+    """The same two draws, spelled out: the order of kept records depends on them."""
+    train, rng = split_of(lists).train, generator(0, "shuffle")
+    users, by_user = train.users().tolist(), [[] for _ in lists]
+    for pair in torch.randperm(len(users), generator=rng).tolist():
+        by_user[users[pair]].append(pair)
+    chunks = [pairs[i : i + chunk] for pairs in by_user for i in range(0, len(pairs), chunk)]
+    places = torch.randperm(len(chunks), generator=rng).tolist()
+    expected = [pair for _, each in sorted(zip(places, chunks, strict=True)) for pair in each]
+    found = epoch(split_of(lists), BY_ID, len(users), batches="chunks", chunk=chunk).rows[0]
+    assert found.tolist() == expected
+
+
 def test_chunks_are_drawn_anew_and_not_by_place() -> None:
     split = split_of([list(range(12))] * 3)
     seen = {tuple(int(b.target.ids[0, 0]) for b in epoch(split, BY_ID, 1, seed, batches="chunks")) for seed in range(5)}

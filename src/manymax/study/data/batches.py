@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -129,11 +130,29 @@ def _pairs(train: Lists, batch_size: int, chunk: int, generator: torch.Generator
 
     order = torch.randperm(users.numel(), generator=generator)
     if chunk > 1:
-        order = order[users[order].argsort(stable=True)]  # by user, each user's pairs in random order
-        place = torch.arange(users.numel()) - train.offsets[users]
-        chunks = (users * users.numel() + place // chunk).unique_consecutive(return_inverse=True)[1]
-        order = order[torch.randperm(int(chunks[-1]) + 1, generator=generator)[chunks].argsort(stable=True)]
+        order = _in_chunks(train, order, chunk, generator)
     return Batches(order.split(batch_size), make)
+
+
+def _in_chunks(train: Lists, order: Tensor, chunk: int, generator: torch.Generator) -> Tensor:
+    """`order` (n,) with the pairs of each user cut into chunks, and the chunks in random order.
+
+    Numbers are sorted by numpy, which is several times faster, and chunks are laid out without any sorting.
+    """
+    count = order.numel()
+    place = torch.empty_like(order)
+    place[order] = torch.arange(count)
+    keys = np.sort((train.users() * count + place).numpy())  # by user, each user's pairs in random order
+    by_user = order[torch.from_numpy(keys) % count]
+    chunks = (train.lengths + chunk - 1) // chunk  # (U,) of each user
+    owner = torch.arange(len(train)).repeat_interleave(chunks)
+    starts = train.offsets[owner] + chunk * (torch.arange(owner.numel()) - (chunks.cumsum(0) - chunks)[owner])
+    lengths = (train.offsets[owner + 1] - starts).clamp(max=chunk)
+    shuffled = torch.empty_like(owner)
+    shuffled[torch.randperm(owner.numel(), generator=generator)] = torch.arange(owner.numel())
+    starts, lengths = starts[shuffled], lengths[shuffled]
+    skipped = starts - (lengths.cumsum(0) - lengths)  # from a place in the new order to the one by user
+    return by_user[torch.arange(count) + skipped.repeat_interleave(lengths)]
 
 
 def _users(train: Lists, batch_size: int, generator: torch.Generator) -> Batches:
