@@ -15,7 +15,7 @@ from manymax.errors import ArgumentError
 from manymax.heads.blocks import Block, Dense, Kernel, Result, Sparse
 from manymax.heads.target import RowTarget
 from manymax.losses.entmax import omega_slope
-from manymax.losses.taylor_softmax import taylor_exp
+from manymax.losses.taylor_softmax import polynomial
 from manymax.ops import simplex
 from manymax.ops.checks import check_finite
 
@@ -148,39 +148,48 @@ def _merged(*columns: Tensor) -> Sparse:
 
 
 def taylor_kernel(order: int) -> Kernel:
-    """Taylor-softmax: f'(s) / F - t f'(s) / f(s), dense."""
+    """Taylor-softmax: f'(s) / F - t f'(s) / f(s), dense, in place; some rows at a time, which stay in cache."""
 
     def kernel(block: Block) -> Result:
         target, scores = block.target, block.scores
-        check_finite(scores.amax(1))
-        terms = taylor_exp(scores.double() if order > 4 else scores, order)
-        slope = torch.where(scores > -torch.inf, taylor_exp_slope(scores.to(terms.dtype), order), 0)
-        log_terms = torch.where(terms > 0, terms, 1).log()
-        picked = target.pick(torch.where(terms > 0, log_terms, -torch.inf))
-        total = terms.sum(1, keepdim=True)
-        if not total.isfinite().all():
-            raise ArgumentError(f"the scores are too large for `order` {order}: the polynomial overflows.")
-        spread = None
-        if target.class_weight is not None:
-            spread = (log_terms[:, : block.num_classes] * target.class_weight).sum(1)
-        losses = -target.inner(picked, total.log(), spread)
-        result = Result(losses.to(scores.dtype))
+        scores[:, block.num_classes :] = 0  # the padding is in no sum, and must not spoil the matmuls
+        losses = [
+            _taylor_rows_(scores[rows, : block.num_classes], target[rows], order)
+            for rows in simplex.row_blocks(*scores.shape)
+        ]
+        result = Result(torch.cat(losses))
         if target.coefficient is not None:
-            table = (slope / total).to(scores.dtype)
-            target.subtract_(table, (slope / torch.where(terms > 0, terms, 1)).to(scores.dtype))
-            result.parts.append(Dense(table, target.row_coefficient))
+            result.parts.append(Dense(scores, target.row_coefficient))
         return result
 
     return kernel
 
 
+def _taylor_rows_(scores: Tensor, target: RowTarget, order: int) -> Tensor:
+    """Losses (n,); f'(s) / F - t f'(s) / (|t| f(s)) in place of the scores (n, C)."""
+    s = scores.double() if order > 4 else scores  # from order 6 on the terms cancel below 0
+    terms, slope = polynomial(s, order), polynomial(s, order - 1)
+    total = terms.sum(1, keepdim=True)
+    live = None
+    if not total.isfinite().all():  # a masked class, or scores that are refused
+        check_finite(scores.amax(1))
+        live = scores > -torch.inf
+        total = terms.masked_fill_(~live, 0).sum(1, keepdim=True)
+        if not total.isfinite().all():
+            raise ArgumentError(f"the scores are too large for `order` {order}: the polynomial overflows.")
+    picked = target.pick(terms).log()
+    if live is not None:
+        terms, slope = terms.masked_fill_(~live, 1), slope.masked_fill_(~live, 0)
+    if target.coefficient is not None:
+        torch.div(slope, total, out=scores)
+        target.subtract_(scores, slope.div_(terms).to(scores.dtype))
+    spread = None if target.class_weight is None else terms.log_().mul_(target.class_weight).sum(1)
+    return -target.inner(picked, total.log(), spread).to(scores.dtype)
+
+
 def taylor_exp_slope(scores: Tensor, order: int) -> Tensor:
     """f'(s), the Taylor polynomial of one order less."""
-    s = torch.where(scores > -torch.inf, scores, 0)
-    value = torch.ones_like(s)
-    for k in range(order - 1, 0, -1):
-        value = value * s / k + 1
-    return value
+    return polynomial(torch.where(scores > -torch.inf, scores, 0), order - 1)
 
 
 def rankmax_kernel() -> Kernel:

@@ -32,16 +32,20 @@ def check_order(order: int) -> None:
         raise ArgumentError(f"`order` must be an even integer of at least 2 (odd orders turn negative); got {order!r}.")
 
 
+def polynomial(s: Tensor, order: int) -> Tensor:
+    """1 + s + ... + s^order / order!, by Horner's rule; order 2 as a sum of squares: no cancellation below 0."""
+    if order == 2:
+        return ((1 + s).square() + 1) / 2
+    value = torch.ones_like(s) if order == 0 else s / order + 1
+    for k in range(order - 1, 0, -1):
+        value = value * s / k + 1
+    return value
+
+
 def taylor_exp(scores: Tensor, order: int = 2) -> Tensor:
     """f(s), the exponential's Taylor polynomial of an even order; 0 for a masked class (-inf)."""
     live = scores > -torch.inf
-    s = torch.where(live, scores, 0)
-    if order == 2:
-        value = ((1 + s).square() + 1) / 2  # a sum of squares: no cancellation below 0
-    else:
-        value = torch.ones_like(s)
-        for k in range(order, 0, -1):
-            value = value * s / k + 1
+    value = polynomial(torch.where(live, scores, 0), order)
     # a nan or +inf score is not live or stays what it is: it must not be taken for a mask
     return torch.where(live, value, torch.where(scores == -torch.inf, 0, scores))
 
