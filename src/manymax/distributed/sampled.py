@@ -21,11 +21,12 @@ from manymax.errors import ArgumentError
 from manymax.heads.blocks import bags, first_order, in_dtype
 from manymax.heads.linear import check_linear, read_head_target
 from manymax.heads.modules import LinearNCELoss, LinearSampledSoftmaxLoss
-from manymax.heads.sampled import GATHERED, _by_class, _check_sampler, _log_q, _Pairs, _pairs, _SharedRows
+from manymax.heads.sampled import _by_class, _check_sampler, _log_q, _Pairs, _pairs, _SharedRows
 from manymax.losses.base import Target
 from manymax.losses.nce import nce_loss
 from manymax.losses.sampled_softmax import sampled_softmax_loss
 from manymax.ops.checks import visible, working
+from manymax.ops.picked import GATHERED
 from manymax.ops.reduction import reduce
 from manymax.samplers.base import Draw
 

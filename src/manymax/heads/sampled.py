@@ -17,42 +17,53 @@ from manymax.losses.base import MULTILABEL, Target
 from manymax.losses.nce import nce_loss
 from manymax.losses.sampled_softmax import sampled_softmax_loss
 from manymax.ops.checks import working
+from manymax.ops.lookup import lookup
+from manymax.ops.picked import in_table, picked_scores, table_is_cheaper
 from manymax.ops.reduction import REDUCTIONS, reduce
 from manymax.samplers.base import Draw, Sampler
 
-GATHERED = 1 << 19  # floats of class vectors gathered at a time: they stay in cache until they are multiplied
-
 
 class PickedScores(torch.autograd.Function):
-    """<x_n, w_{ids_nj}> for ids (n, k), without keeping the gathered vectors.
+    """`picked_scores`, (M, k), without keeping what was gathered.
 
     Both gradients are weighted sums of rows, of class vectors for x and of queries for w; that of w has one row for
-    each distinct id, as a sparse tensor if `sparse` is set.
+    each distinct id, as a sparse tensor if `sparse` is set. Where a table of all scores is small, they are matmuls
+    with the table of the scores' gradients.
     """
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, linear_weight: Tensor, ids: Tensor, sparse: bool) -> Tensor:
-        ctx.save_for_backward(input, linear_weight, ids)
+    def forward(ctx: Any, input: Tensor, linear_weight: Tensor, rows: Tensor, ids: Tensor, sparse: bool) -> Tensor:
+        ctx.save_for_backward(input, linear_weight, rows, ids)
         ctx.sparse = sparse
-        out = input.new_empty(ids.shape)
-        step = max(1, GATHERED // max(1, ids.shape[1] * input.shape[1]))
-        for start in range(0, ids.shape[0], step):
-            rows = slice(start, start + step)
-            torch.bmm(linear_weight[ids[rows]], input[rows].unsqueeze(2), out=out[rows].unsqueeze(2))
-        return out
+        return picked_scores(input, linear_weight, ids, rows)
 
     @staticmethod
     @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        input, linear_weight, ids = ctx.saved_tensors
+        input, linear_weight, rows, ids = ctx.saved_tensors
+        wants = ctx.needs_input_grad[:2]
+        if not ctx.sparse and table_is_cheaper(len(input), len(linear_weight), ids.numel()):
+            return *_from_table(input, linear_weight, rows, ids, grad, wants), None, None, None
         grad_input = grad_weight = None
-        if ctx.needs_input_grad[0]:
-            grad_input = embedding_bag(ids, linear_weight, mode="sum", per_sample_weights=grad.contiguous())
-        if ctx.needs_input_grad[1]:
+        if wants[0]:
+            each = embedding_bag(ids, linear_weight, mode="sum", per_sample_weights=grad.contiguous())
+            grad_input = torch.zeros_like(input).index_add_(0, rows, each)
+        if wants[1]:
             order = ids.flatten().int().argsort(stable=True)
-            rows, values = order // ids.shape[1], grad.flatten()[order]
-            grad_weight = _by_class(ids.flatten()[order], rows, values, input, linear_weight.shape, ctx.sparse)
-        return grad_input, grad_weight, None, None
+            owners, values = lookup(rows, order // ids.shape[1]), lookup(grad.flatten(), order)
+            classes = lookup(ids.flatten(), order)
+            grad_weight = _by_class(classes, owners, values, input, linear_weight.shape, ctx.sparse)
+        return grad_input, grad_weight, None, None, None
+
+
+def _from_table(
+    input: Tensor, linear_weight: Tensor, rows: Tensor, ids: Tensor, grad: Tensor, wants: tuple[bool, bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """Both gradients from G (R, C), which has the scores' gradients where they were picked: G W and G^T X."""
+    shape = len(input), len(linear_weight)
+    G = grad.new_zeros(shape)
+    G.view(-1).index_add_(0, in_table(rows, ids, shape[1]), grad.flatten())
+    return (G @ linear_weight if wants[0] else None), (G.T @ input if wants[1] else None)
 
 
 def _by_class(classes: Tensor, rows: Tensor, values: Tensor, input: Tensor, shape: torch.Size, sparse: bool) -> Tensor:
@@ -98,19 +109,36 @@ def _pairs(read: Target) -> _Pairs:
     return _Pairs(rows, classes, read.weights[rows, column])
 
 
+def _scores_of(
+    input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, rows: Tensor
+) -> Callable[[Tensor], Tensor]:
+    """What a sampler that follows the model asks: the scores of ids (m,) or (M, m), without gradients."""
+
+    @torch.no_grad()
+    def scores(ids: Tensor) -> Tensor:
+        if ids.dim() == 1:
+            found = input[rows] @ lookup(linear_weight, ids).T
+        else:
+            found = picked_scores(input, linear_weight, ids, rows)
+        return found if linear_bias is None else found + lookup(linear_bias, ids)
+
+    return scores
+
+
 def _scores(
-    input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, target: Tensor, draw: Draw, sparse: bool
+    input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, pairs: _Pairs, draw: Draw, sparse: bool
 ) -> tuple[Tensor, Tensor]:
     """Scores of the positives (M,) and of the negatives (M, k)."""
+    rows, target = pairs.rows, pairs.classes
     if draw.shared:
-        positive = PickedScores.apply(input, linear_weight, target.unsqueeze(1), sparse).squeeze(1)
-        negative = input @ _SharedRows.apply(linear_weight, draw.ids, sparse).T
+        positive = PickedScores.apply(input, linear_weight, rows, target.unsqueeze(1), sparse).squeeze(1)
+        negative = input[rows] @ _SharedRows.apply(linear_weight, draw.ids, sparse).T
     else:
-        both = PickedScores.apply(input, linear_weight, torch.cat([target.unsqueeze(1), draw.ids], 1), sparse)
+        both = PickedScores.apply(input, linear_weight, rows, torch.cat([target.unsqueeze(1), draw.ids], 1), sparse)
         positive, negative = both[:, 0], both[:, 1:]
     if linear_bias is not None:
         positive, negative = positive + linear_bias[target], negative + linear_bias[draw.ids]
-    copies = draw.copies(input.shape[0])
+    copies = draw.copies(len(rows))
     if copies is not None:  # in-batch: a row's own positive is no draw for it
         negative = torch.where(copies, -torch.inf, negative)
     return positive, negative
@@ -163,20 +191,21 @@ def _sampled(
     losses = flat.new_zeros(flat.shape[0])
     with torch.autocast(input.device.type, enabled=False):
         if len(pairs.rows):
-            chosen = flat[pairs.rows]
             draw = sampler(
                 num_negatives,
                 target=pairs.classes,
-                input=chosen.detach(),
+                input=flat[pairs.rows].detach(),
                 linear_weight=vectors.detach(),
                 linear_bias=None if linear_bias is None else linear_bias.detach(),
+                scores=_scores_of(flat, vectors, bias, pairs.rows),
                 shared=shared,
                 generator=generator,
             )
-            positive, negative = _scores(chosen, vectors, bias, pairs.classes, draw, sparse)
+            positive, negative = _scores(flat, vectors, bias, pairs, draw, sparse)
             losses = losses.index_add(0, pairs.rows, pairs.weights * loss(positive, negative, draw, pairs.classes))
         else:  # nothing to learn from: sums of nothing have zero gradients, sparse if asked for
-            nothing = PickedScores.apply(flat[:0], vectors, flat.new_empty(0, 1, dtype=torch.long), sparse).sum()
+            none = pairs.rows.new_empty(0, 1)
+            nothing = PickedScores.apply(flat[:0], vectors, pairs.rows, none, sparse).sum()
             losses = losses + (nothing if bias is None else nothing + bias[:0].sum())
     if multilabel == "normalized":
         total = read.weights.sum(1)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from manymax.errors import ArgumentError
 from manymax.ops.lookup import lookup
-from manymax.ops.row_blocks import row_blocks
+from manymax.ops.picked import picked_scores
 from manymax.samplers.base import Request
 
 
@@ -69,8 +69,4 @@ def linear_arguments(request: Request) -> tuple[Tensor, Tensor]:
 def _linear_scores(input: Tensor, weight: Tensor, ids: Tensor) -> Tensor:
     if ids.dim() == 1:
         return input @ lookup(weight, ids).T
-    scores = input.new_empty(ids.shape)
-    for rows in row_blocks(len(ids), bytes_per_row=ids.shape[1] * weight.shape[1] * weight.element_size()):
-        gathered = lookup(weight, ids[rows])  # (rows, M, d)
-        scores[rows] = torch.bmm(gathered, input[rows].unsqueeze(-1)).squeeze(-1)
-    return scores
+    return picked_scores(input, weight, ids)

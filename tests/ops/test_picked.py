@@ -1,0 +1,58 @@
+"""Scores of picked classes and their gradients: the same from a table of all scores and from gathered vectors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from manymax.heads.sampled import PickedScores
+from manymax.ops import picked
+from manymax.ops.picked import GATHERED, TABLE, picked_scores, table_is_cheaper
+
+
+@pytest.fixture(params=["table", "gathered", "gathered in blocks"])
+def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param != "table":
+        monkeypatch.setattr(picked, "TABLE", 0)
+    if request.param == "gathered in blocks":
+        monkeypatch.setattr(picked, "GATHERED", 3 * 4 * 5)  # two rows of ids at a time
+    return request.param
+
+
+def problem(num_queries: int = 4, num_rows: int = 7) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    random = torch.Generator().manual_seed(1)
+    input = torch.randn(num_queries, 5, dtype=torch.float64, generator=random)
+    weight = torch.randn(9, 5, dtype=torch.float64, generator=random)
+    rows = torch.randint(num_queries, (num_rows,), generator=random)
+    ids = torch.randint(9, (num_rows, 6), generator=random)
+    ids[:, 1] = ids[:, 0]  # a class may be picked twice
+    return input, weight, rows, ids
+
+
+def test_the_scores_are_those_of_the_whole_table(route: str) -> None:
+    input, weight, rows, ids = problem()
+    expected = (input @ weight.T)[rows].gather(1, ids)
+    torch.testing.assert_close(picked_scores(input, weight, ids, rows), expected)
+    torch.testing.assert_close(
+        picked_scores(input, weight, ids[:4]), (input @ weight.T).gather(1, ids[:4]), msg="each its own row"
+    )
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_the_gradients_are_those_of_the_whole_table(route: str, sparse: bool) -> None:
+    input, weight, rows, ids = problem()
+    upstream = torch.randn(ids.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    input.requires_grad_(), weight.requires_grad_()
+    expected = torch.autograd.grad((input @ weight.T)[rows].gather(1, ids), (input, weight), upstream)
+    found = torch.autograd.grad(PickedScores.apply(input, weight, rows, ids, sparse), (input, weight), upstream)
+    assert found[1].is_sparse == sparse
+    torch.testing.assert_close(found[0], expected[0])
+    torch.testing.assert_close(found[1].to_dense(), expected[1])
+
+
+def test_the_route_follows_from_the_sizes() -> None:
+    assert table_is_cheaper(256, 3_307, 2048 * 100)
+    assert not table_is_cheaper(2048, 1_000_000, 2048 * 100)
+    assert not table_is_cheaper(TABLE, 2, 10 * TABLE)
+    assert GATHERED < TABLE
