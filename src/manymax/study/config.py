@@ -15,6 +15,7 @@ from manymax.samplers import SAMPLERS
 from manymax.study.backbones import BACKBONES
 from manymax.study.metrics import METRICS
 from manymax.study.references import REFERENCES
+from manymax.study.whole_table import TABLE_LOSSES
 
 SAMPLED = tuple(name for name, member in FAMILY.items() if member.kind == "sampled")
 
@@ -40,6 +41,7 @@ ONLY_FOR: tuple[tuple[tuple[str, ...], str, tuple[str, ...]], ...] = (
     (("ridge", "ridge_power", "positive_weight"), "solver", ("als",)),
     (("lr", "weight_decay", "batch_size", "batches", "chunk", "accumulate", "clip", "bf16"), "solver", ("gradient",)),
     (("label_smoothing",), "solver", ("gradient",)),
+    (("computation",), "loss", tuple(TABLE_LOSSES)),
 )
 
 
@@ -100,6 +102,10 @@ class RunConfig(BaseModel):
     learnable_log_z: bool = Field(False, description="Learn log_z along with the model.")
     multilabel: Literal["sum", "normalized"] = Field("sum", description="Sum over a user's positives, or mean.")
     label_smoothing: float = Field(0.0, ge=0, le=1, description="Share of the target spread over all items.")
+
+    computation: Literal["blocks", "table"] = Field(
+        "blocks", description="Of exact losses: the heads' blocks, or whole tables and sorting, to compare seconds."
+    )
 
     solver: Literal["gradient", "als"] = Field("gradient", description="Adam, or alternating least squares (mf, rg).")
     ridge: float = Field(0.1, gt=0, description="Weight of the squared norms in ALS.")
@@ -191,6 +197,8 @@ class RunConfig(BaseModel):
                 )
         if self.solver == "als" and (self.loss, self.backbone, self.scale) != ("rg", "mf", "dot"):
             raise ArgumentError("`solver='als'` solves loss 'rg' on backbone 'mf' with scale 'dot'; got another.")
+        if self.computation == "table" and (self.alpha, self.label_smoothing, self.multilabel) != (1.5, 0.0, "sum"):
+            raise ArgumentError("`computation='table'` knows alpha 1.5, label_smoothing 0 and multilabel 'sum' alone.")
         metric, _, cutoff = self.monitored.partition("@")
         check_choice("monitor", metric, METRICS)
         check_choice("monitor", cutoff, map(str, self.cutoffs))
@@ -229,6 +237,8 @@ class RunConfig(BaseModel):
     def content_hash(self) -> str:
         """16 hex digits of everything that can change the result: equal exactly for equal runs."""
         content = self.model_dump(mode="json", exclude=self.unused())
+        if self.computation == "blocks":
+            content.pop("computation", None)  # the normal way does not tell runs apart
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -19,6 +19,7 @@ from manymax.study.config import RunConfig
 from manymax.study.data.interactions import Split
 from manymax.study.references import REFERENCES
 from manymax.study.seeds import generator
+from manymax.study.whole_table import WholeTable
 
 # What an option is called by the head or sampler that takes it, where that is not its own name.
 KEYWORDS = {
@@ -38,6 +39,8 @@ def build_head(config: RunConfig, split: Split) -> nn.Module:
     """
     if config.loss in REFERENCES:
         return REFERENCES[config.loss].module(None, split.num_items, **_drawing(config, split))
+    if config.computation == "table":
+        return WholeTable(config.loss, split.num_items)
     member = FAMILY[config.loss]
     if member.kind == "tree":
         return _tree(config, split)

@@ -1,0 +1,58 @@
+"""Whole tables and sorting give what the heads give, in other seconds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.autograd import gradcheck
+
+import manymax
+from manymax.errors import ArgumentError
+from manymax.study.config import RunConfig
+from manymax.study.data.interactions import Lists, Split
+from manymax.study.heads import build_head
+from manymax.study.whole_table import TABLE_LOSSES, WholeTable
+
+N, C, D = 6, 11, 4
+
+
+def lists() -> Lists:
+    return Lists.from_pairs(torch.arange(N), torch.arange(N), N)
+
+
+@pytest.mark.parametrize("scale", [0.05, 1.0, 6.0])
+@pytest.mark.parametrize("loss", TABLE_LOSSES)
+def test_the_same_loss_and_gradients_as_the_heads(loss: str, scale: float) -> None:
+    random = torch.Generator().manual_seed(0)
+    input = torch.randn(N, D, dtype=torch.float64, generator=random, requires_grad=True)
+    vectors = (scale * torch.randn(C, D, dtype=torch.float64, generator=random)).requires_grad_()
+    rows, classes = torch.arange(N).repeat(3), torch.randint(C, (3 * N,), generator=random)
+    users, target = manymax.group_pairs(rows, classes)
+    split = Split(lists(), lists(), lists(), num_items=C)
+    values, gradients = [], []
+    for computation in ("blocks", "table"):
+        head = build_head(RunConfig(loss=loss, computation=computation), split)
+        values.append(head(input[users], target, vectors))
+        gradients.append(torch.autograd.grad(values[-1], (input, vectors)))
+    assert isinstance(head, WholeTable)
+    torch.testing.assert_close(values[1], values[0], rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("loss", TABLE_LOSSES)
+def test_gradients(loss: str) -> None:
+    scores = torch.randn(3, C, dtype=torch.float64, generator=torch.Generator().manual_seed(3), requires_grad=True)
+    assert gradcheck(lambda s: TABLE_LOSSES[loss](s, torch.tensor([0, 4, 10])), scores)
+
+
+def test_only_the_usual_way_leaves_the_hash_alone() -> None:
+    usual, table = RunConfig(loss="sparsemax"), RunConfig(loss="sparsemax", computation="table")
+    assert usual.content_hash() != table.content_hash()
+    assert usual.content_hash() == "98f7f10767471fc0"
+
+
+def test_what_it_does_not_know_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="`computation` has no effect with loss 'nce'"):
+        RunConfig(loss="nce", computation="table")
+    with pytest.raises(ArgumentError, match="knows alpha 1"):
+        RunConfig(loss="entmax", alpha=1.3, computation="table")
