@@ -68,7 +68,14 @@ def test_other_names_are_made_one() -> None:
 
 def test_every_setting_that_has_an_effect_changes_the_hash() -> None:
     base = RunConfig()
-    other = {"data": "planted-tiny", "backbone": "sasrec", "loss": "rankmax", "split": "given", "scale": "cosine", "computation": "table"}
+    other = {
+        "data": "planted-tiny",
+        "backbone": "sasrec",
+        "loss": "rankmax",
+        "split": "given",
+        "scale": "cosine",
+        "computation": "table",
+    }
     for name, field in RunConfig.model_fields.items():
         if name in base.unused() or name == "solver":
             continue
