@@ -219,6 +219,23 @@ def test_a_damaged_file_is_named(name: str, prepared: Prepared, tmp_path: Path) 
         run(config, folder, prepared=prepared)
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "items.parquet", "people.parquet"])
+@pytest.mark.parametrize("content", [None, "{"])
+def test_a_finished_run_that_lost_a_file_says_how_to_make_it_again(
+    name: str, content: str | None, prepared: Prepared, tmp_path: Path
+) -> None:
+    config, folder = RunConfig(**TINY), tmp_path / "run"
+    run(config, folder, prepared=prepared)
+    whole = (folder / name).read_bytes()
+    (folder / name).unlink() if content is None else (folder / name).write_text(content)
+    with pytest.raises(ManymaxError, match=rf"{name}.*Remove record\.json there and train once more"):
+        load_model(folder)
+    (folder / "record.json").unlink()
+    run(config, folder, prepared=prepared)
+    load_model(folder)
+    assert (folder / name).read_bytes() == whole
+
+
 def test_a_setting_that_needs_the_truth_says_so(prepared: Prepared, tmp_path: Path) -> None:
     unknown = Prepared(prepared.interactions, prepared.split, prepared.card)
     config = RunConfig(**TINY, monitor="regret@20")

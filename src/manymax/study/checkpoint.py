@@ -66,7 +66,7 @@ def read_tensors(path: Path, kind: str) -> tuple[Tensors, dict[str, Any]]:
         if about["crc32"] != _checksum(tensors):
             raise ValueError("the checksum is another")
     except (SafetensorError, OSError, KeyError, ValueError) as error:
-        raise ManymaxError(f"{path} is no {kind} of manymax, or damaged ({error}). Remove it to begin again.") from None
+        raise ManymaxError(f"{path} is no {kind} of manymax, or damaged ({error}).") from None
     return tensors, about
 
 
@@ -118,7 +118,10 @@ def save_checkpoint(path: Path, content_hash: str, standing: Standing, tensors: 
 
 def load_checkpoint(path: Path, content_hash: str) -> tuple[Standing, Tensors]:
     """The state of a run; an error if it is damaged or belongs to another one."""
-    tensors, about = read_tensors(path, "checkpoint")
+    try:
+        tensors, about = read_tensors(path, "checkpoint")
+    except ManymaxError as error:
+        raise ManymaxError(f"{error} Remove it to begin again.") from None
     if about.get("format") != FORMAT or about.get("hash") != content_hash:
         raise ManymaxError(f"{path} belongs to another run or another version. Remove it to begin again.")
     return Standing(**about["standing"]), tensors

@@ -132,6 +132,8 @@ def write_table(path: Path, columns: Mapping[str, Any]) -> None:
 
 def read_table(path: Path) -> pa.Table:
     """A Parquet file; an error that names it where it is none."""
+    if not path.exists():
+        raise ManymaxError(f"{path} is missing.")
     try:
         return pq.read_table(path)
     except (OSError, pa.ArrowException) as error:

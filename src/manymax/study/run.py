@@ -290,14 +290,17 @@ def _threads(count: int | None) -> Iterator[None]:
 def load_model(folder: Path) -> tuple[RunConfig, Model, list[Any], list[Any], Split]:
     """What serving needs of a finished run: its settings, its best weights, user ids, item ids and the split."""
     record = read_record(folder)
-    if not (folder / MODEL).exists():
+    if record.status != "done" and not (folder / MODEL).exists():
         raise ManymaxError(f"{folder} holds no trained model: its run is {record.status} ({record.reason}).")
     config = RunConfig(**record.settings)
-    user_ids, item_ids, split = read_vocabulary(folder)
-    model = build_model(config, split)
-    tensors, _ = read_tensors(folder / MODEL, "model")
     try:
+        user_ids, item_ids, split = read_vocabulary(folder)
+        tensors, _ = read_tensors(folder / MODEL, "model")
+        model = build_model(config, split)
         model.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise ManymaxError(f"{folder / MODEL} does not fit its record: {error}") from None
+    except (ManymaxError, RuntimeError, KeyError) as error:
+        raise ManymaxError(
+            f"the model in {folder} cannot be used: {error} Remove {RECORD} there and train once more: the same "
+            "settings make the same model."
+        ) from None
     return config, model.eval(), user_ids, item_ids, split
