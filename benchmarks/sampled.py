@@ -5,6 +5,10 @@
 
 A step is drawing, loss and gradients. With `sparse=True` the gradient has one row for each drawn class, so that the
 optimizer (SparseAdam here) touches those rows alone; with a dense gradient the table of zeros and Adam grow with C.
+
+What of a step's time still grows with C? Not the number of classes by itself: "from 10,000 classes" draws labels and
+negatives from the same number of classes at every C, so that as many vectors are touched, and in cache, as at the
+smallest one. The difference to a step that draws from all classes is what touching more distinct vectors costs.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from measure import environment, interleave, limits, median, parser, peak_mb, wr
 
 import manymax
 
-DIM, NEGATIVES = 64, 100
+DIM, NEGATIVES, FEW = 64, 100, 10_000
 
 
 def steps(rows: int, classes: int) -> dict[str, Callable[[], object]]:
@@ -29,6 +33,9 @@ def steps(rows: int, classes: int) -> dict[str, Callable[[], object]]:
     vectors = (0.1 * torch.randn(classes, DIM, generator=generator)).requires_grad_()
     target = torch.randint(classes, (rows,), generator=generator)
     counts = torch.randint(1, 100, (classes,), generator=generator)
+    drawn = torch.randperm(classes, generator=generator)[: min(FEW, classes)]
+    few = manymax.samplers.PopularitySampler(torch.zeros(classes).index_fill_(0, drawn, 1.0))
+    few_target = drawn[torch.randint(len(drawn), (rows,), generator=generator)]
     uniform = manymax.samplers.UniformSampler(classes)
     popular = manymax.samplers.PopularitySampler(counts, power=0.75)
     sparse_adam, adam = torch.optim.SparseAdam([vectors], lr=1e-4), torch.optim.Adam([vectors], lr=1e-4, fused=True)
@@ -36,7 +43,8 @@ def steps(rows: int, classes: int) -> dict[str, Callable[[], object]]:
     def step(loss: Callable[..., Any], optimizer: torch.optim.Optimizer | None, **options: Any) -> Callable[[], object]:
         def run() -> object:
             input.grad = vectors.grad = None
-            loss(input, vectors, target, **options).backward()
+            labels = few_target if options["sampler"] is few else target
+            loss(input, vectors, labels, **options).backward()
             if optimizer is not None:
                 optimizer.step()
             return None
@@ -47,11 +55,13 @@ def steps(rows: int, classes: int) -> dict[str, Callable[[], object]]:
     own = {"num_negatives": NEGATIVES}
     return {
         "sampled softmax, sparse": step(softmax, None, sampler=uniform, sparse=True, **own),
+        "... from 10,000 classes": step(softmax, None, sampler=few, sparse=True, **own),
         "sampled softmax, sparse, popularity": step(softmax, None, sampler=popular, sparse=True, **own),
         "sampled softmax, sparse, shared 1000": step(
             softmax, None, sampler=uniform, sparse=True, shared=True, num_negatives=1000
         ),
         "nce, sparse": step(nce, None, sampler=uniform, sparse=True, **own),
+        "nce ... from 10,000 classes": step(nce, None, sampler=few, sparse=True, **own),
         "sampled softmax, sparse + SparseAdam": step(softmax, sparse_adam, sampler=uniform, sparse=True, **own),
         "sampled softmax, dense + fused Adam": step(softmax, adam, sampler=uniform, **own),
     }
