@@ -5,7 +5,7 @@ Written to `probe.json` in the folder of a finished run, for the report, which r
     gradients       |d loss / d score| of some test users, a row a user, in bins of ranks (best score first); a bin
                     is 0 only where every gradient in it is exactly 0
     zero_share      the share of negatives whose gradient is exactly 0
-    jacobian        |J| of the map for the first of them, at the best-scored items; only of small data
+    jacobian        |J| of the map for the first of them, at the best-scored items
     approximations  of models trained with softmax: what the theory predicts for sampled losses under a uniform
                     proposal, what is exact, and what draws measure, with standard errors
     error           why there is nothing of this
@@ -29,13 +29,12 @@ from manymax.study.records import PROBE
 from manymax.study.run import load_model
 from manymax.study.seeds import generator
 from manymax.theory.bias_variance import drawn, estimate
-from manymax.theory.gradients import by_score, gradient, without_signal
-from manymax.theory.jacobian import jacobian
+from manymax.theory.gradients import by_score, gradient, top_jacobian, without_signal
+from manymax.theory.order import member_map
 
 ROWS = 32  # test users
 BINS = 64  # of ranks
 TOP = 48  # items of the Jacobian
-SMALL = 2_000  # items up to which the whole Jacobian is computed
 NEGATIVES = (5, 10, 50, 100)
 DRAWS = 2_000
 SAMPLED = (("sampled_softmax", "logq"), ("sampled_softmax", "partition"), ("nce", "logq"))
@@ -72,9 +71,9 @@ def _gradients(member: Member, scores: Tensor, target: Tensor, settings: dict[st
     slopes = gradient(member, scores, target, **settings)
     silent = without_signal(slopes, target).sum() / (slopes.numel() - len(target))
     found = {"gradients": _binned(by_score(slopes, scores).abs()).tolist(), "zero_share": silent.item()}
-    if scores.shape[1] <= SMALL:
-        whole = by_score(jacobian(member, scores[0], target[0], **settings), scores[0])
-        found["jacobian"] = whole[:TOP, :TOP].abs().tolist()
+    if member.map is not None:
+        corner = top_jacobian(member_map(member, target[0], **settings), scores[0], min(TOP, scores.shape[1]))
+        found["jacobian"] = corner.abs().tolist()
     return found
 
 
