@@ -90,16 +90,20 @@ def test_from_a_file_to_a_page(file: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_saves_and_says_how_to_go_on(file: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "kill"])
+def test_a_stopped_study_saves_and_says_how_to_go_on(file: Path, tmp_path: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "manymax", "study", str(file), "--out", str(tmp_path / "out"), "--no-report"]
     command += ["--set", "epochs=100000", "--set", "patience=100000", "--set", "loss=softmax"]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )
-    while not list((tmp_path / "out").glob("*/checkpoint.safetensors")) and process.poll() is None:
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=120)
+    try:
+        while not list((tmp_path / "out").glob("*/checkpoint.safetensors")) and process.poll() is None:
+            time.sleep(0.1)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=120)
+    finally:
+        process.kill()  # whatever fails here, the endless run does not stay behind
     assert process.returncode == 130
     assert "the same command goes on" in errors
     assert "Traceback" not in errors

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -177,10 +178,25 @@ def python(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
 
 
-def start(file: Path, out: Path) -> subprocess.Popen[str]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", SCRIPT, str(file), str(out)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+Start = Callable[[Path, Path], "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Begins studies in processes of their own, which do not outlive the test."""
+    started = []
+
+    def begin(file: Path, out: Path) -> subprocess.Popen[str]:
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-c", SCRIPT, str(file), str(out)]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen(command, env=environment, **pipes))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
 
 
 def children(pid: int) -> list[int]:
@@ -237,7 +253,9 @@ class TestKilled:
         (tmp_path / "study.toml").write_text(FILE, encoding="utf-8")
         return tmp_path / "study.toml"
 
-    def test_killed_parents_and_workers_change_nothing(self, file: Path, tmp_path: Path, seed: int) -> None:
+    def test_killed_parents_and_workers_change_nothing(
+        self, start: Start, file: Path, tmp_path: Path, seed: int
+    ) -> None:
         """kill -9 on the study, on its runs, and again: the records are as if nothing had happened."""
         chance, killed = random.Random(seed), tmp_path / "killed"
         for victim in ("parent", "worker", "parent", "worker"):
@@ -263,14 +281,14 @@ class TestKilled:
         assert len(outcome_of(killed)) == 4
         assert not list(killed.rglob("*.partial"))
 
-    def test_a_study_survives_its_workers(self, file: Path, tmp_path: Path) -> None:
+    def test_a_study_survives_its_workers(self, start: Start, file: Path, tmp_path: Path) -> None:
         process = start(file, tmp_path / "out")
         wait_for(lambda: runs_of(process.pid))
         os.kill(runs_of(process.pid)[0], signal.SIGKILL)
         last, errors = process.communicate(timeout=300)
         assert last == "done 4\n", errors
 
-    def test_two_studies_in_one_folder(self, file: Path, tmp_path: Path) -> None:
+    def test_two_studies_in_one_folder(self, start: Start, file: Path, tmp_path: Path) -> None:
         both = [start(file, tmp_path / "out") for _ in range(2)]
         assert [process.communicate(timeout=300)[0] for process in both] == ["done 4\n"] * 2
         assert python(SCRIPT, str(file), str(tmp_path / "alone")).stdout == "done 4\n"

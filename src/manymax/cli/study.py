@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -53,9 +57,14 @@ def study(
         return
     start = time.perf_counter()
     try:
-        outcome = sweep(
-            configs, folder, title=asked.title, workers=workers, hear=lambda so_far, record: _say(so_far, record, start)
-        )
+        with _stoppable():
+            outcome = sweep(
+                configs,
+                folder,
+                title=asked.title,
+                workers=workers,
+                hear=lambda so_far, record: _say(so_far, record, start),
+            )
     except KeyboardInterrupt:
         typer.echo(f"stopped; the same command goes on from there: {shlex.quote(str(folder))}", err=True)
         raise typer.Exit(EXIT_STOPPED) from None
@@ -67,6 +76,21 @@ def study(
         typer.echo(f"report: {page.resolve()}" if page else f"records: {folder.resolve()}")
     if outcome.count("done") == 0:
         raise typer.Exit(EXIT_FAILED)
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """Ctrl-C and `kill` stop the study in order, also where the shell that started it had Ctrl-C ignored."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _overrides(pairs: list[str]) -> dict[str, object]:
