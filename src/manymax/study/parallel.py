@@ -14,9 +14,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 
 import torch
@@ -52,12 +55,29 @@ def joined(seconds: float = PATIENCE) -> Iterator[Team]:
         return
     with _reaching("the ranks have not found each other"):
         dist.init_process_group("gloo", timeout=timedelta(seconds=seconds))
+    team = Team()
+    _hold_on(team)
     try:
-        yield (team := Team())
+        yield team
         with contextlib.suppress(Lost):  # all is done: whoever is gone by now is not missed
             team.dismiss()
     finally:
         dist.destroy_process_group()
+
+
+def _hold_on(team: Team) -> None:
+    """Let the first rank answer requests to end, and say what happened before torchrun ends all ranks."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if not team.lost:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+    if team.rank == 0:
+        signal.signal(signal.SIGTERM, end)
+    else:  # the first one stops between two steps, and saves
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
 
 
 @contextlib.contextmanager
@@ -65,7 +85,7 @@ def _reaching(complaint: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError) as error:  # what torch.distributed raises when others do not answer
-        reason = str(error).strip().partition("\n")[0]
+        reason = re.sub(r"^\[.*?\] ", "", str(error).strip()).partition("\n")[0].partition(". ")[0]  # no source lines
         raise Lost(f"{complaint} ({reason}). The same command goes on from the last checkpoint.") from None
 
 
@@ -80,7 +100,7 @@ class Team:
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.ranks = Ranks(group)
         self.rank, self.size = self.ranks.rank, self.ranks.size
-        self._begun = self._splitting = False
+        self.lost = self._begun = self._splitting = False
 
     # What the first rank says, and the others hear -----------------------------------------------
 
@@ -123,9 +143,14 @@ class Team:
             dist.broadcast_object_list(box, src=0, group=self.ranks.group)
         return box[0]
 
-    @staticmethod
-    def _talking() -> contextlib.AbstractContextManager[None]:
-        return _reaching("another rank has ended, or cannot be reached; its own error may say why")
+    @contextlib.contextmanager
+    def _talking(self) -> Iterator[None]:
+        try:
+            with _reaching("another rank has ended, or cannot be reached; its own error may say why"):
+                yield
+        except Lost:
+            self.lost = True
+            raise
 
     # A step --------------------------------------------------------------------------------------
 
@@ -183,8 +208,8 @@ class Team:
         follows_model = not isinstance(sampler, FixedSampler | InBatchSampler)
         with self._talking():
             target, self._start = self.ranks.gather_all(call["target"])
-            whole = {"target": target, "input": self.ranks.gather_all(call["input"])[0] if follows_model else None}
-        return args, call | whole
+            queries = self.ranks.gather_all(call["input"])[0] if follows_model else None
+        return args, call | {"target": target, "input": queries, "scores": None}  # known scores are of own rows alone
 
     def _keep_own(self, sampler: nn.Module, args: tuple[Any, ...], draw: Draw) -> Draw:
         return cut(draw, self._start, self._rows) if self._splitting else draw
