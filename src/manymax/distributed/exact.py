@@ -13,7 +13,7 @@ from manymax.distributed import kernels
 from manymax.distributed.sharding import Shards, check_positives, local_target
 from manymax.errors import ArgumentError
 from manymax.heads.blocks import Kernel, in_dtype
-from manymax.heads.linear import _apply, _omega_rows, check_linear, read_head_target
+from manymax.heads.linear import apply_kernel, check_linear, omega_rows, read_head_target
 from manymax.heads.modules import (
     LinearEntmaxLoss,
     LinearRankmaxLoss,
@@ -22,7 +22,7 @@ from manymax.heads.modules import (
     LinearSparsemaxLoss,
     LinearTaylorSoftmaxLoss,
 )
-from manymax.heads.moments import _square_norm
+from manymax.heads.moments import square_norm
 from manymax.heads.target import RowTarget, live_classes
 from manymax.losses import entmax, rankmax, softmax, sparsemax
 from manymax.losses.base import Target
@@ -100,11 +100,11 @@ def _blocked(head: ExactHead, call: Call, rows: RowTarget, shards: Shards) -> Te
     ranks, options = shards.ranks, shards.in_blocks(head.options)
     kernel, setting, omega = _member(head, call.queries, shards)
     queries = ranks.spread(call.queries)
-    value = _apply(
+    value = apply_kernel(
         kernel, queries, call.vectors, call.bias, setting, rows, call.read, head.reduction, head.multilabel, options
     )
     if head.multilabel == "normalized" and omega is not None:
-        extra = ranks.total(_omega_rows(rows, omega, options.rows(shards.size)))
+        extra = ranks.total(omega_rows(rows, omega, options.rows(shards.size)))
         value = value + (extra if head.reduction == "none" else reduce(extra, call.read.divisor, head.reduction))
     return value
 
@@ -156,7 +156,7 @@ def _rg_rows(head: LinearRGLoss, call: Call, rows: RowTarget, shards: Shards) ->
     if head.multilabel != "normalized":
         return value
     scale = 1 / torch.where(rows.total > 0, rows.total, 1)
-    omega = (count * ranks.sum(_square_norm(rows)) * scale.square() - 1) / 2 - count.log()
+    omega = (count * ranks.sum(square_norm(rows)) * scale.square() - 1) / 2 - count.log()
     return torch.where(rows.total > 0, value * scale + omega, 0)
 
 

@@ -18,7 +18,7 @@ from manymax.distributed.sharding import Shards, make_shards, overlaps
 from manymax.errors import ArgumentError, ArgumentTypeError
 from manymax.heads.linear import check_linear
 from manymax.heads.modules import LinearHead
-from manymax.heads.ranking import _read_exclude, linear_topk
+from manymax.heads.ranking import linear_topk, read_exclude
 from manymax.losses.base import Target
 
 INIT_ROWS = 1 << 14  # class vectors drawn from one seed: they are the same for every number of ranks
@@ -129,7 +129,7 @@ class ShardedHead(nn.Module):
             raise ArgumentError(
                 f"`k` must be an integer from 1 to the number of classes, {shards.num_classes}; got {k!r}."
             )
-        _read_exclude(exclude, input, shards.num_classes)
+        read_exclude(exclude, input, shards.num_classes)
         if exclude is not None:
             exclude = torch.where(shards.inside(exclude), exclude - shards.start, -100)
         own = min(k, shards.size)

@@ -20,7 +20,7 @@ from torch import Tensor
 from manymax.distributed.collectives import Ranks
 from manymax.errors import ArgumentError
 from manymax.heads.blocks import Block, Dense, Kernel, Result, Sparse
-from manymax.heads.kernels import _entries, taylor_exp_slope
+from manymax.heads.kernels import support_entries, taylor_exp_slope
 from manymax.heads.target import RowTarget
 from manymax.losses.entmax import omega_slope
 from manymax.losses.taylor_softmax import taylor_exp
@@ -116,7 +116,7 @@ def entmax_kernel(ranks: Ranks, alpha: float, wants_alpha: bool = False) -> Kern
                 slopes[rows] = omega_slope(probs.double(), order)
         if target.coefficient is not None:
             for found, (rows, probs) in zip(parts, few, strict=True):
-                result.parts.append(_entries(target[rows], probs, found, block))
+                result.parts.append(support_entries(target[rows], probs, found, block))
             if len(wide):
                 part = target[wide]
                 part.subtract_(table)

@@ -21,7 +21,7 @@ from manymax.errors import ArgumentError
 from manymax.heads.blocks import bags, first_order, in_dtype
 from manymax.heads.linear import check_linear, read_head_target
 from manymax.heads.modules import LinearNCELoss, LinearSampledSoftmaxLoss
-from manymax.heads.sampled import _by_class, _check_sampler, _log_q, _Pairs, _pairs, _SharedRows
+from manymax.heads.sampled import Pairs, SharedRows, check_sampler, read_log_q, read_pairs, sum_by_class
 from manymax.losses.base import Target
 from manymax.losses.nce import nce_loss
 from manymax.losses.sampled_softmax import sampled_softmax_loss
@@ -57,7 +57,7 @@ class EntryScores(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             order = ids.int().argsort(stable=True)
             shape = linear_weight.shape
-            grad_weight = _by_class(ids[order], rows[order], grad[order], input, shape, ctx.sparse)
+            grad_weight = sum_by_class(ids[order], rows[order], grad[order], input, shape, ctx.sparse)
         return grad_input, grad_weight, None, None, None
 
 
@@ -69,7 +69,7 @@ class Call:
     vectors: Tensor
     bias: Tensor | None
     read: Target
-    pairs: _Pairs
+    pairs: Pairs
     batch: torch.Size
     dtype: torch.dtype
 
@@ -100,12 +100,12 @@ def read_call(
 ) -> Call:
     """Check the arguments of a call and bring them into one form."""
     check_linear(input, linear_weight, bias)
-    _check_sampler(head.sampler, shards.num_classes, target)
+    check_sampler(head.sampler, shards.num_classes, target)
     queries, dtype = working(input)
     read = read_head_target(queries, target, head.weight, head.ignore_index, head.multilabel, shards.num_classes)
     flat = queries.reshape(-1, queries.shape[-1])
     own_bias = None if bias is None else bias.to(queries.dtype)
-    return Call(flat, in_dtype(linear_weight, queries.dtype), own_bias, read, _pairs(read), input.shape[:-1], dtype)
+    return Call(flat, in_dtype(linear_weight, queries.dtype), own_bias, read, read_pairs(read), input.shape[:-1], dtype)
 
 
 def sampled_loss(head: SampledHead, call: Call, shards: Shards) -> Tensor:
@@ -175,7 +175,7 @@ def _sample(head: SampledHead, call: Call, draw: Draw, shards: Shards) -> Sample
             negative = torch.where(_at(masked, column, negative), -torch.inf, negative)
     log_q_positive, log_q = (
         torch.as_tensor(log_q, dtype=negative.dtype, device=negative.device)
-        for log_q in _log_q(draw, shards.num_classes, len(classes))
+        for log_q in read_log_q(draw, shards.num_classes, len(classes))
     )
     _check_log_q(log_q_positive, log_q)
     log_q = torch.where(own, _at(log_q, column, negative), 0)
@@ -199,7 +199,7 @@ def _shared(head: SampledHead, call: Call, draw: Draw, shards: Shards) -> tuple[
     """Scores of the shared negatives of this rank and one at -inf, their columns in the draw, and which are its own."""
     column = shards.inside(draw.ids).nonzero().squeeze(1)
     ids = draw.ids[column] - shards.start
-    scores = call.queries[call.pairs.rows] @ _SharedRows.apply(call.vectors, ids, head.sparse).T
+    scores = call.queries[call.pairs.rows] @ SharedRows.apply(call.vectors, ids, head.sparse).T
     if call.bias is not None:
         scores = scores + call.bias[ids]
     own = torch.ones_like(scores, dtype=torch.bool)

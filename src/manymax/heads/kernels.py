@@ -74,7 +74,7 @@ def entmax_kernel(alpha: float, wants_alpha: bool = False) -> Kernel:
             if wants_alpha:
                 slopes[found.rows] = omega_slope(probs, order)
             if target.coefficient is not None:
-                result.parts.append(_entries(target[found.rows], probs, found, block))
+                result.parts.append(support_entries(target[found.rows], probs, found, block))
         if len(wide):
             everything = len(wide) == scores.shape[0]
             d = scores.sub_(maximum) if everything else scores[wide].sub_(maximum[wide])
@@ -100,7 +100,7 @@ def _candidates(scores: Tensor, alpha: float, dense_before: bool) -> tuple[list[
     return simplex.candidates(scores, alpha - 1)
 
 
-def _entries(target: RowTarget, probs: Tensor, found: simplex.Candidates, block: Block) -> Dense | Sparse:
+def support_entries(target: RowTarget, probs: Tensor, found: simplex.Candidates, block: Block) -> Dense | Sparse:
     """coefficient (total p - t) of the rows found as entries; dense where smoothing or rows fill t.
 
     A positive inside of the support is subtracted from its probability before anything is rounded: near a perfect

@@ -83,14 +83,14 @@ def linear_loss(
     rows = row_target(read, weight, live_classes(bias), classes, label_smoothing)
     flat = queries.reshape(-1, queries.shape[-1])
     with torch.autocast(input.device.type, enabled=False):
-        value = _apply(make_kernel(), flat, vectors, bias, setting, rows, read, reduction, multilabel, chosen)
+        value = apply_kernel(make_kernel(), flat, vectors, bias, setting, rows, read, reduction, multilabel, chosen)
         if multilabel == "normalized" and omega is not None:
-            extra = _omega_rows(rows, omega, chosen.rows(classes))
+            extra = omega_rows(rows, omega, chosen.rows(classes))
             value = value + (extra if reduction == "none" else reduce(extra, read.divisor, reduction))
     return (value.reshape(input.shape[:-1]) if reduction == "none" else value).to(dtype)
 
 
-def _apply(
+def apply_kernel(
     kernel: Kernel,
     input: Tensor,
     vectors: Tensor,
@@ -102,6 +102,7 @@ def _apply(
     multilabel: str,
     options: HeadOptions,
 ) -> Tensor:
+    """The reduced losses of the rows, (n,) or a number, by a kernel that works block by block."""
     scale = torch.ones_like(rows.total)
     if multilabel == "normalized":
         scale = torch.where(rows.total > 0, 1 / torch.where(rows.total > 0, rows.total, 1), 0)
@@ -114,7 +115,7 @@ def _apply(
     return BlockLoss.apply(input, vectors, bias, setting, replace(rows, coefficient=scale), kernel, options)
 
 
-def _omega_rows(rows: RowTarget, omega: Callable[[Tensor], Tensor], step: int) -> Tensor:
+def omega_rows(rows: RowTarget, omega: Callable[[Tensor], Tensor], step: int) -> Tensor:
     """Omega(t / |t|) of each row, 0 where there is no positive; `step` rows at a time where smoothing fills them."""
     scale = torch.where(rows.total > 0, 1 / torch.where(rows.total > 0, rows.total, 1), 0).unsqueeze(1)
     weights = rows.weights * scale

@@ -188,7 +188,7 @@ class LinearTaylorSoftmaxLoss(_ExactHead):
         return {"order": self.order}
 
 
-class _SampledHead(LinearHead):
+class SampledHead(LinearHead):
     """A head whose loss draws negatives."""
 
     function: Callable[..., Tensor]
@@ -244,7 +244,7 @@ class _SampledHead(LinearHead):
         )
 
 
-class LinearSampledSoftmaxLoss(_SampledHead):
+class LinearSampledSoftmaxLoss(SampledHead):
     """Sampled softmax of a linear layer; see `linear_sampled_softmax_loss`."""
 
     function = staticmethod(sampled.linear_sampled_softmax_loss)
@@ -269,7 +269,7 @@ class LinearSampledSoftmaxLoss(_SampledHead):
         return {"correction": self.correction, "hit_policy": self.hit_policy, "debias": self.debias}
 
 
-class LinearNCELoss(_SampledHead):
+class LinearNCELoss(SampledHead):
     """NCE of a linear layer; see `linear_nce_loss`. `log_z` is a number, or a parameter if `learnable`."""
 
     function = staticmethod(sampled.linear_nce_loss)

@@ -59,7 +59,7 @@ def linear_rg_loss(
         if multilabel == "normalized":
             total = rows.total
             scale = 1 / torch.where(total > 0, total, 1)
-            square = _square_norm(rows) * scale.square()
+            square = square_norm(rows) * scale.square()
             omega = (count * square - 1) / 2 - count.log()
             value = torch.where(total > 0, value * scale + omega, 0)
     value = reduce(value, read.divisor, reduction)
@@ -91,7 +91,7 @@ def _rows(flat: Tensor, centred: Tensor, count: Tensor, rows: RowTarget) -> Tens
     return rows.total * partition - inner
 
 
-def _square_norm(rows: RowTarget) -> Tensor:
+def square_norm(rows: RowTarget) -> Tensor:
     """sum_i t_i^2, (n,), smoothing included."""
     square = rows.weights.square().sum(1)
     if rows.share is None or rows.class_weight is None:

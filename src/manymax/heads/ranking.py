@@ -73,7 +73,7 @@ def linear_topk(
     if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= classes:
         raise ArgumentError(f"`k` must be an integer from 1 to the number of classes, {classes}; got {k!r}.")
     flat, vectors = _operands(input, linear_weight)
-    left_out = _read_exclude(exclude, input, classes)
+    left_out = read_exclude(exclude, input, classes)
     padded = -(-classes // PAD) * PAD
     vectors = torch.nn.functional.pad(vectors, (0, 0, 0, padded - classes))
     step = read_options(options).rows(padded)
@@ -94,7 +94,8 @@ def linear_topk(
     return values.reshape(shape), ids.reshape(shape)
 
 
-def _read_exclude(exclude: Tensor | None, input: Tensor, classes: int) -> Tensor | None:
+def read_exclude(exclude: Tensor | None, input: Tensor, classes: int) -> Tensor | None:
+    """Ids to leave out, checked, one row a query: (n, E), or None."""
     if exclude is None:
         return None
     if not isinstance(exclude, Tensor) or exclude.is_floating_point() or exclude.dtype == torch.bool:

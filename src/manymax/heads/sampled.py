@@ -52,7 +52,7 @@ class PickedScores(torch.autograd.Function):
             order = ids.flatten().int().argsort(stable=True)
             owners, values = lookup(rows, order // ids.shape[1]), lookup(grad.flatten(), order)
             classes = lookup(ids.flatten(), order)
-            grad_weight = _by_class(classes, owners, values, input, linear_weight.shape, ctx.sparse)
+            grad_weight = sum_by_class(classes, owners, values, input, linear_weight.shape, ctx.sparse)
         return grad_input, grad_weight, None, None, None
 
 
@@ -66,7 +66,9 @@ def _from_table(
     return (G @ linear_weight if wants[0] else None), (G.T @ input if wants[1] else None)
 
 
-def _by_class(classes: Tensor, rows: Tensor, values: Tensor, input: Tensor, shape: torch.Size, sparse: bool) -> Tensor:
+def sum_by_class(
+    classes: Tensor, rows: Tensor, values: Tensor, input: Tensor, shape: torch.Size, sparse: bool
+) -> Tensor:
     """sum of value x input[row] for each class; `classes` is sorted."""
     if not sparse:
         return bags(classes, rows, values, input, shape[0])
@@ -75,7 +77,7 @@ def _by_class(classes: Tensor, rows: Tensor, values: Tensor, input: Tensor, shap
     return row_sparse(touched, product, shape)
 
 
-class _SharedRows(torch.autograd.Function):
+class SharedRows(torch.autograd.Function):
     """w[ids] for ids (k,), with a gradient of the touched rows, sparse if asked for."""
 
     @staticmethod
@@ -95,7 +97,7 @@ class _SharedRows(torch.autograd.Function):
         return row_sparse(touched, product, ctx.shape), None, None
 
 
-class _Pairs(NamedTuple):
+class Pairs(NamedTuple):
     """One row per positive: its query's row, its class and its weight."""
 
     rows: Tensor
@@ -103,10 +105,11 @@ class _Pairs(NamedTuple):
     weights: Tensor
 
 
-def _pairs(read: Target) -> _Pairs:
+def read_pairs(read: Target) -> Pairs:
+    """The positives of a target, row after row."""
     rows, column = (read.weights != 0).nonzero(as_tuple=True)
     classes = column if read.ids is None else read.ids[rows, column]
-    return _Pairs(rows, classes, read.weights[rows, column])
+    return Pairs(rows, classes, read.weights[rows, column])
 
 
 def _scores_of(
@@ -126,13 +129,13 @@ def _scores_of(
 
 
 def _scores(
-    input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, pairs: _Pairs, draw: Draw, sparse: bool
+    input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, pairs: Pairs, draw: Draw, sparse: bool
 ) -> tuple[Tensor, Tensor]:
     """Scores of the positives (M,) and of the negatives (M, k)."""
     rows, target = pairs.rows, pairs.classes
     if draw.shared:
         positive = PickedScores.apply(input, linear_weight, rows, target.unsqueeze(1), sparse).squeeze(1)
-        negative = input[rows] @ _SharedRows.apply(linear_weight, draw.ids, sparse).T
+        negative = input[rows] @ SharedRows.apply(linear_weight, draw.ids, sparse).T
     else:
         both = PickedScores.apply(input, linear_weight, rows, torch.cat([target.unsqueeze(1), draw.ids], 1), sparse)
         positive, negative = both[:, 0], both[:, 1:]
@@ -144,7 +147,7 @@ def _scores(
     return positive, negative
 
 
-def _log_q(draw: Draw, num_classes: int, batch: int) -> tuple[Tensor | float, Tensor | float]:
+def read_log_q(draw: Draw, num_classes: int, batch: int) -> tuple[Tensor | float, Tensor | float]:
     """log q of the positives and the negatives; that of a uniform proposal where the sampler knows none.
 
     The losses take log(k q) for the number k of columns. In-batch a row's own positive is a column but no draw: the
@@ -161,7 +164,7 @@ def _log_q(draw: Draw, num_classes: int, batch: int) -> tuple[Tensor | float, Te
     return positive + shift, negative + shift.unsqueeze(1)
 
 
-def _sampled(
+def linear_drawn_loss(
     loss: Callable[..., Tensor],
     input: Tensor,
     linear_weight: Tensor,
@@ -178,15 +181,19 @@ def _sampled(
     sparse: bool,
     generator: torch.Generator | None,
 ) -> Tensor:
+    """Any loss of drawn scores, `loss(positive (M,), negative (M, k), draw, classes (M,))` -> (M,), as a head.
+
+    The other arguments are those of `linear_sampled_softmax_loss`.
+    """
     check_linear(input, linear_weight, linear_bias)
     check_choice("reduction", reduction, REDUCTIONS)
     check_choice("multilabel", multilabel, MULTILABEL)
-    _check_sampler(sampler, linear_weight.shape[0], target)
+    check_sampler(sampler, linear_weight.shape[0], target)
     queries, dtype = working(input)
     vectors = in_dtype(linear_weight, queries.dtype)
     read = read_head_target(queries, target, weight, ignore_index, multilabel, linear_weight.shape[0])
     bias = None if linear_bias is None else linear_bias.to(queries.dtype)
-    pairs = _pairs(read)
+    pairs = read_pairs(read)
     flat = queries.reshape(-1, queries.shape[-1])
     losses = flat.new_zeros(flat.shape[0])
     with torch.autocast(input.device.type, enabled=False):
@@ -214,7 +221,8 @@ def _sampled(
     return (value.reshape(input.shape[:-1]) if reduction == "none" else value).to(dtype)
 
 
-def _check_sampler(sampler: object, num_classes: int, target: object) -> None:
+def check_sampler(sampler: object, num_classes: int, target: object) -> None:
+    """Refuse what draws from other classes, and targets without ids to draw for."""
     if not isinstance(sampler, Sampler):
         raise ArgumentTypeError(f"`sampler` must be one of manymax.samplers; got {type(sampler).__name__}.")
     if sampler.num_classes != num_classes:
@@ -271,7 +279,7 @@ def linear_sampled_softmax_loss(
     def loss(positive: Tensor, negative: Tensor, draw: Draw, classes: Tensor) -> Tensor:
         if correction == "partition" and draw.log_q is None:
             raise ArgumentError(f"`correction='partition'` needs log q, which this sampler does not know: {draw.note}.")
-        log_q_positive, log_q_negative = _log_q(draw, linear_weight.shape[0], len(classes))
+        log_q_positive, log_q_negative = read_log_q(draw, linear_weight.shape[0], len(classes))
         return sampled_softmax_loss(
             positive,
             negative,
@@ -284,7 +292,7 @@ def linear_sampled_softmax_loss(
             reduction="none",
         )
 
-    return _sampled(
+    return linear_drawn_loss(
         loss,
         input,
         linear_weight,
@@ -326,7 +334,7 @@ def linear_nce_loss(
     """
 
     def loss(positive: Tensor, negative: Tensor, draw: Draw, classes: Tensor) -> Tensor:
-        log_q_positive, log_q_negative = _log_q(draw, linear_weight.shape[0], len(classes))
+        log_q_positive, log_q_negative = read_log_q(draw, linear_weight.shape[0], len(classes))
         return nce_loss(
             positive,
             negative,
@@ -338,7 +346,7 @@ def linear_nce_loss(
             reduction="none",
         )
 
-    return _sampled(
+    return linear_drawn_loss(
         loss,
         input,
         linear_weight,

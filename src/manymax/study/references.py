@@ -15,8 +15,8 @@ from typing import Any
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from manymax.heads.modules import LinearHead, _SampledHead
-from manymax.heads.sampled import _sampled
+from manymax.heads.modules import LinearHead, SampledHead
+from manymax.heads.sampled import linear_drawn_loss
 from manymax.losses.base import Target
 from manymax.samplers.base import Draw, Sampler
 from manymax.table import Table
@@ -63,18 +63,18 @@ def _linear(loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
         num_negatives: int | None,
         **options: Any,
     ) -> Tensor:
-        return _sampled(of_draw, input, linear_weight, target, sampler, num_negatives, **options)
+        return linear_drawn_loss(of_draw, input, linear_weight, target, sampler, num_negatives, **options)
 
     return linear_loss
 
 
-class LinearBPRLoss(_SampledHead):
+class LinearBPRLoss(SampledHead):
     """BPR of a linear layer; arguments as of `LinearNCELoss`."""
 
     function = staticmethod(_linear(bpr_loss))
 
 
-class LinearBCELoss(_SampledHead):
+class LinearBCELoss(SampledHead):
     """Binary cross entropy of a linear layer; arguments as of `LinearNCELoss`."""
 
     function = staticmethod(_linear(bce_loss))
