@@ -10,6 +10,7 @@ the optimizer is not in it. Table 4 of the paper, with what it leaves out (d, P,
     sampled softmax, NCE            6 N P (k + 1) d    N P (k + 1)       at most N P (k + 1)
       ... shared negatives          6 N P (k + 1) d    N P (k + 1)       at most N P + k
       ... chosen among M            + 2 N P M d        + N P M           at most N P (M + 1)
+      ... if N C is small           2 N C d instead of 2 N P (k + 1) d, and of 2 N P M d
     hierarchical softmax            6 N P L d          N P L             at most N P L, L: mean length of a path
     RG                              6 (C + N) d^2      C d               C
 
@@ -32,6 +33,7 @@ from manymax.errors import ArgumentError, check_choice
 from manymax.losses import FAMILY
 from manymax.losses.facts import Member
 from manymax.losses.hierarchical_softmax import mean_code_length
+from manymax.ops.picked import table_is_cheaper
 
 WAYS = ("blocked", "plain")
 FLOAT = 4  # bytes
@@ -295,14 +297,17 @@ def _sampled(member: Member, shape: Shape, plain: bool) -> Cost:
     own = shape.pairs if shape.shared else shape.pairs * (shape.num_negatives + 1)  # vectors gathered one by one
     scores = shape.pairs * (shape.num_negatives + 1)
     rows = _picked(shape, shape.num_negatives)
-    work = scores * PER_SCORE + Work(flops=6 * scores * shape.dim, calls=PER_STEP + 400)
+    work = scores * PER_SCORE + Work(flops=4 * scores * shape.dim, calls=PER_STEP + 400)
+    if plain or shape.shared:
+        work += Work(flops=2 * scores * shape.dim)
     if plain:  # picked vectors are kept, and so is a gradient for each, which nobody sums up
         held = 12 * scores + 2 * own * shape.dim
         work += _gather(shape.num_classes, shape.dim, own) + Work(fresh=2 * own * shape.dim)
-    else:  # class vectors are picked, multiplied, and picked again for the gradient to queries; then queries for theirs
+    else:  # after the scores, class vectors are picked for the gradient to queries, and queries for theirs
         held = 12 * scores + rows * shape.dim
-        work += 4 * _gather(shape.num_classes, shape.dim, own) + _gather(shape.batch, shape.dim, own)
         work += own * PER_DRAW + Work(fresh=rows * shape.dim)
+        work += _gather(shape.num_classes, shape.dim, own) + _gather(shape.batch, shape.dim, own)
+        work += _gather(shape.num_classes, shape.dim, own) if shape.shared else _picking_scores(shape, own)
     work += _choosing(shape)
     touched = _picked(shape, max(shape.num_negatives, shape.num_candidates)) * shape.dim
     return Cost(work, 3 * (own * shape.dim + scores), touched, FLOAT * (held + shape.queries))
@@ -315,10 +320,20 @@ def _picked(shape: Shape, per_positive: int) -> float:
 
 
 def _choosing(shape: Shape) -> Work:
-    """Scores of M candidates for each positive."""
+    """Scores of M candidates for each positive, and the best of them."""
     scored = shape.pairs * shape.num_candidates
-    picked = float(shape.num_candidates) if shape.shared else scored
-    return Work(flops=2 * scored * shape.dim, passes=10 * scored) + _gather(shape.num_classes, shape.dim, picked)
+    work = Work(passes=10 * scored)
+    if shape.shared:
+        return work + Work(flops=2 * scored * shape.dim) + _gather(shape.num_classes, shape.dim, shape.num_candidates)
+    return work + _picking_scores(shape, scored)
+
+
+def _picking_scores(shape: Shape, count: float) -> Work:
+    """`count` scores in all, from a table of all scores where that is cheaper, or from gathered vectors."""
+    if table_is_cheaper(shape.batch, shape.num_classes, int(count)):
+        return Work(flops=2 * shape.table * shape.dim, fresh=shape.table, near=4 * count)
+    floats = count * shape.dim
+    return _gather(shape.num_classes, shape.dim, count) + Work(flops=2 * floats, passes=floats)
 
 
 def _tree(member: Member, shape: Shape, plain: bool) -> Cost:
