@@ -19,6 +19,9 @@ from manymax.losses.taylor_softmax import polynomial
 from manymax.ops import simplex
 from manymax.ops.checks import check_finite
 
+PIECE = 1 << 17  # scores at a time where a block is gone over several times: they and two tables more stay in cache
+MOST_PASSES = 16  # positives of a row; for more, a search for the place of each score is cheaper than a pass each
+
 
 def softmax_kernel() -> Kernel:
     """Softmax in place. With i the likeliest listed class log Z - s_i = -log p_i, which no offset costs its digits."""
@@ -155,7 +158,7 @@ def taylor_kernel(order: int) -> Kernel:
         scores[:, block.num_classes :] = 0  # the padding is in no sum, and must not spoil the matmuls
         losses = [
             _taylor_rows_(scores[rows, : block.num_classes], target[rows], order)
-            for rows in simplex.row_blocks(*scores.shape)
+            for rows in simplex.row_blocks(scores.shape[0], scores.shape[1], PIECE)
         ]
         result = Result(torch.cat(losses))
         if target.coefficient is not None:
@@ -182,7 +185,7 @@ def _taylor_rows_(scores: Tensor, target: RowTarget, order: int) -> Tensor:
         terms, slope = terms.masked_fill_(~live, 1), slope.masked_fill_(~live, 0)
     if target.coefficient is not None:
         torch.div(slope, total, out=scores)
-        target.subtract_(scores, slope.div_(terms).to(scores.dtype))
+        target.subtract_(scores, slope, terms)
     spread = None if target.class_weight is None else terms.log_().mul_(target.class_weight).sum(1)
     return -target.inner(picked, total.log(), spread).to(scores.dtype)
 
@@ -199,27 +202,27 @@ def rankmax_kernel() -> Kernel:
         target, scores = block.target, block.scores
         if target.ids is None:
             target = _listed(target)
-        wanted = target.weights != 0
-        labels = torch.where(wanted, target.pick(scores), torch.inf)  # (n, P); a missing positive has no violator
+        target, labels = _by_label(target, target.pick(scores))
         heads = simplex.group_maxima(scores)
         check_finite(heads.amax(1))
         if (labels == -torch.inf).any():
             raise ArgumentError("`target` names a class whose score is -inf: a masked class cannot be a positive.")
-        lowest = labels.amin(1, keepdim=True)
+        lowest = labels[:, :1]
         parts, wide = simplex.collect(scores, heads, lowest, lowest, torch.full_like(lowest, -1.0))
         result = Result(scores.new_zeros(scores.shape[0]))
         for found in parts:
-            part, losses = _rankmax_few(target[found.rows], labels[found.rows], found, scores.dtype)
-            result.losses[found.rows] = losses
-            if part is not None:
-                result.parts.append(part)
+            table, part = found.scores.double(), target[found.rows]
+            losses, own = _rankmax_(table, part, labels[found.rows].double())
+            result.losses[found.rows] = losses.to(scores.dtype)
+            if own is not None and part.ids is not None:
+                result.parts.append(_rankmax_entries(part.ids, labels[found.rows], found, table, own))
         if len(wide):
             everything = len(wide) == scores.shape[0]
-            table = scores if everything else scores[wide]
-            dense, losses = _rankmax_wide(target[wide], table, labels[wide])
-            result.losses[wide] = losses
-            if dense is not None:
-                result.parts.append(replace(dense, rows=None if everything else wide))
+            table, part = (scores, target) if everything else (scores[wide], target[wide])
+            result.losses[wide], own = _rankmax_(table, part, labels if everything else labels[wide])
+            if own is not None and part.ids is not None:
+                table.scatter_add_(1, part.ids, own)
+                result.parts.append(Dense(table, torch.ones_like(own[:, 0]), None if everything else wide))
         return result
 
     return kernel
@@ -232,56 +235,102 @@ def _listed(target: RowTarget) -> RowTarget:
     return replace(target, ids=ids, weights=target.weights.gather(1, ids))
 
 
-def _rankmax_few(
-    target: RowTarget, labels: Tensor, found: simplex.Candidates, dtype: torch.dtype
-) -> tuple[Sparse | None, Tensor]:
-    scores = found.scores.double()
-    losses, table, minus = scores.new_zeros(len(scores)), torch.zeros_like(scores), []
-    for p in range(labels.shape[1]):
-        weight = target.weights[:, p].double()
-        violation = (scores - labels[:, p, None].double()).add_(1).clamp_(min=0)
-        total = torch.where(weight != 0, violation.sum(1), 1)
-        losses += weight * total.log()
-        if target.coefficient is None:
-            continue
-        share = target.coefficient.double() * weight / total
-        support = violation.sign_()
-        table.addcmul_(support, share.unsqueeze(1))
-        minus.append(-share * support.sum(1))
-    if target.coefficient is None or target.ids is None:
-        return None, losses.to(dtype)
+def _by_label(target: RowTarget, picked: Tensor) -> tuple[RowTarget, Tensor]:
+    """The target with the positives of each row by their scores, lowest first, and those scores (n, P).
+
+    What stands for no positive comes last, with +inf, which nothing violates.
+    """
+    labels, order = torch.where(target.weights != 0, picked, torch.inf).sort(1)
+    ids = None if target.ids is None else target.ids.gather(1, order)
+    return replace(target, ids=ids, weights=target.weights.gather(1, order)), labels
+
+
+def _rankmax_entries(ids: Tensor, labels: Tensor, found: simplex.Candidates, table: Tensor, own: Tensor) -> Sparse:
+    """The entries of the table (n, K) over the candidates, and those of the positives, (n, P)."""
     row, column = (table != 0).nonzero(as_tuple=True)
-    listed, position = (target.weights != 0).nonzero(as_tuple=True)
-    merged = _merged(
+    listed, position = (labels < torch.inf).nonzero(as_tuple=True)
+    return _merged(
         found.rows[row],
         found.ids[row, column],
-        table[row, column].to(dtype),
+        table[row, column].to(labels.dtype),
         found.rows[listed],
-        target.ids[listed, position],
-        torch.stack(minus, 1)[listed, position].to(dtype),
+        ids[listed, position],
+        own[listed, position].to(labels.dtype),
     )
-    return merged, losses.to(dtype)
 
 
-def _rankmax_wide(target: RowTarget, scores: Tensor, labels: Tensor) -> tuple[Dense | None, Tensor]:
-    """Overwrites `scores` if there is one positive per row."""
-    losses = scores.new_zeros(scores.shape[0])
+def _rankmax_(scores: Tensor, target: RowTarget, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Losses (n,), and with a_p = coefficient weight_p / S_p what the positives get for themselves, -a_p m_p, (n, P).
+
+    sum_p a_p 1[s > s_p - 1] takes the place of the scores (n, K).
+    """
+    weights, losses = target.weights.to(scores.dtype), scores.new_zeros(len(scores))
+    factors = None if target.coefficient is None else target.coefficient.to(scores.dtype).unsqueeze(1) * weights
+    own = None if factors is None else torch.zeros_like(labels)
+    for rows, most in _pieces(labels, scores.shape[1]):
+        part, some = scores[rows], labels[rows, :most]
+        sums_of = _sums_by_passes_ if most <= MOST_PASSES else _sums_by_buckets_
+        sums, extra = sums_of(part, some, None if factors is None else factors[rows, :most])
+        losses[rows] = (weights[rows, :most] * sums.log()).sum(1)
+        if own is not None and extra is not None:
+            own[rows, :most] = extra
+            if isinstance(rows, Tensor):  # then `part` is a copy
+                scores[rows] = part
+    return losses, own
+
+
+def _pieces(labels: Tensor, classes: int) -> list[tuple[slice | Tensor, int]]:
+    """Rows that stay in cache, and their largest number of positives: rows of about as many go together."""
+    count = (labels < torch.inf).sum(1).clamp(min=1)
+    if bool((count == count[:1]).all()):
+        return [(rows, int(count[0])) for rows in simplex.row_blocks(len(labels), classes, PIECE)]
+    parts = count.argsort(stable=True).split(max(1, PIECE // max(1, classes)))
+    return [(rows, int(count[rows[-1]])) for rows in parts]
+
+
+def _sums_by_passes_(scores: Tensor, labels: Tensor, factors: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """S_p and -a_p m_p, (n, P) each, and the scores overwritten: a pass over them for each positive."""
     single = labels.shape[1] == 1
-    table = scores if single else torch.zeros_like(scores)
-    scratch = scores if single else torch.empty_like(scores)
-    for p in range(labels.shape[1]):
-        weight = target.weights[:, p]
-        violation = torch.sub(scores, labels[:, p, None], out=scratch).add_(1).clamp_(min=0)
-        total = torch.where(weight != 0, violation.sum(1), 1)
-        losses += weight * total.log()
-        if target.coefficient is None:
-            continue
-        share = target.coefficient * weight / total
-        support = violation.sign_()
-        support.scatter_add_(1, target.ids[:, p, None], -support.sum(1, keepdim=True))  # type: ignore[index]
-        if single:
-            return Dense(support, share), losses
-        table.addcmul_(support, share.unsqueeze(1))
-    if target.coefficient is None:
-        return None, losses
-    return Dense(table, torch.ones_like(losses)), losses
+    room, table = (scores, scores) if single else (torch.empty_like(scores), torch.zeros_like(scores))
+    sums, sizes = [], []
+    for p, label in enumerate(labels.split(1, 1)):
+        # the difference comes first: s_p - 1 would be rounded to s_p where scores are large
+        violation = torch.sub(scores, label, out=room).add_(1).clamp_(min=0)
+        sums.append(violation.sum(1, keepdim=True).clamp_(min=1))  # 1 is the positive's own; a missing one has 0
+        if factors is not None:
+            share = factors[:, p : p + 1] / sums[-1]
+            sizes.append(violation.sign_().sum(1, keepdim=True))
+            violation.mul_(share) if single else table.addcmul_(violation, share)
+    total = torch.cat(sums, 1)
+    if factors is None:
+        return total, None
+    if not single:
+        scores.copy_(table)
+    return total, -factors / total * torch.cat(sizes, 1)
+
+
+def _sums_by_buckets_(scores: Tensor, labels: Tensor, factors: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The same in one pass for all positives: every score falls between two of the sorted cuts s_p - 1.
+
+    Sums over what is above a cut are then sums over buckets. In float64, because they are large and cancel.
+    """
+    maximum = scores.amax(1, keepdim=True).double()
+    d, (cuts, order) = scores.double() - maximum, (labels.double() - maximum - 1).sort(1)
+    bucket = torch.searchsorted(cuts, d)  # how many cuts are below
+    empty = d.new_zeros(len(d), cuts.shape[1] + 1)
+    sizes = _from_the_right(empty.scatter_add(1, bucket, d.new_ones(()).expand_as(d)))
+    sums = _from_the_right(empty.scatter_add(1, bucket, d)) - sizes * cuts.clamp(max=0)
+    sums.clamp_(min=1)
+    back = order.argsort(1)
+    if factors is None:
+        return sums.gather(1, back).to(scores.dtype), None
+    shares = factors.double().gather(1, order) / sums
+    steps = torch.nn.functional.pad(shares.cumsum(1), (1, 0)).to(scores.dtype)
+    torch.gather(steps, 1, bucket, out=scores)
+    own = -shares * sizes
+    return sums.gather(1, back).to(scores.dtype), own.gather(1, back).to(scores.dtype)
+
+
+def _from_the_right(buckets: Tensor) -> Tensor:
+    """(n, P): the sums over the buckets right of each cut, from (n, P + 1)."""
+    return buckets[:, 1:].flip(1).cumsum(1).flip(1)

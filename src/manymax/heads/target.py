@@ -66,12 +66,14 @@ class RowTarget:
         rest = spread.double() - self.class_weight.sum(dtype=torch.float64) * offset.squeeze(1).double()
         return value + self.share * rest.to(value.dtype)
 
-    def subtract_(self, table: Tensor, factor: Tensor | None = None) -> None:
-        """table -= t / total, times `factor` (n, C') if given, in place."""
+    def subtract_(self, table: Tensor, factor: Tensor | None = None, divisor: Tensor | None = None) -> None:
+        """table -= t / total, times `factor` (n, C') and over `divisor` (n, C') if given, in place."""
         scale = 1 / torch.where(self.total != 0, self.total, 1).unsqueeze(1)
         weights = -self.weights * scale
         if factor is not None:
             weights = weights * self.pick(factor)
+        if divisor is not None:
+            weights = (weights / self.pick(divisor)).to(table.dtype)
         if self.ids is not None:
             table.scatter_add_(1, self.ids, weights)
         else:
@@ -79,7 +81,9 @@ class RowTarget:
         if self.share is not None and self.class_weight is not None:
             spread = (self.share.unsqueeze(1) * scale) * self.class_weight
             columns = table[:, : spread.shape[1]]
-            columns -= spread if factor is None else spread * factor[:, : spread.shape[1]]
+            if factor is not None:
+                spread = spread * factor[:, : spread.shape[1]]
+            columns -= spread if divisor is None else spread / divisor[:, : spread.shape[1]]
 
 
 def row_target(

@@ -35,8 +35,8 @@ def check_order(order: int) -> None:
 def polynomial(s: Tensor, order: int) -> Tensor:
     """1 + s + ... + s^order / order!, by Horner's rule; order 2 as a sum of squares: no cancellation below 0."""
     if order == 2:
-        return ((1 + s).square() + 1) / 2
-    value = torch.ones_like(s) if order == 0 else s / order + 1
+        return (1 + s).square().add_(1).div_(2)
+    value = 1 + s if order == 1 else s / order + 1
     for k in range(order - 1, 0, -1):
         value = value * s / k + 1
     return value
