@@ -127,6 +127,57 @@ def test_runs_that_leave_it_open(tmp_path: Path, number: int, runs: Runs) -> Non
 
 def test_no_runs() -> None:
     assert {found.verdict for found in judge([])} == {"not enough runs"}
+    for found in judge([]):
+        assert len(found.missing) == len(found.finding.parts)
+        assert all(text.startswith("no runs of ") for text in found.missing)
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    found = judged(tmp_path, of(softmax=0.3, hierarchical_softmax=0.2), 5)
+    assert found.missing == ["no runs of softmax and rg on the same data and backbone"]
+
+
+def test_what_is_open_is_not_missing(tmp_path: Path) -> None:
+    found = judged(tmp_path, negatives("nce", 0.26, 0.26, 0.26) + negatives("sampled_softmax", 0.26, 0.26, 0.26), 6)
+    assert found.missing == ["sampled_softmax: open, no difference that counts"]
+    assert judged(tmp_path / "more", SUPPORT[3], 3).missing == []
+
+
+def test_rates_that_only_one_was_run_at_are_left_out(tmp_path: Path) -> None:
+    """Sparsemax was never tried at 0.01: that softmax is best there says nothing."""
+    runs = [run for run in rates(1e-2, 1e-3, 1e-3) if run["loss"] == "softmax" or run["lr"] < 1e-2]
+    runs = [run | ({"quality": 0.25} if run["loss"] == "softmax" and run["lr"] == 1e-3 else {}) for run in runs]
+    assert [case.supports for case in judged(tmp_path, runs, 1).cases] == [None, None]
+
+
+def test_each_loss_is_taken_at_its_own_best_rate(tmp_path: Path) -> None:
+    """Sampled softmax is below NCE at the one rate and above it at the other, where both are best."""
+    qualities = {("sampled_softmax", 1e-3): 0.30, ("sampled_softmax", 1e-4): 0.10}
+    qualities |= {("nce", 1e-3): 0.25, ("nce", 1e-4): 0.20}
+    runs = [{"loss": loss, "lr": lr, "quality": quality} for (loss, lr), quality in qualities.items()]
+    found = judged(tmp_path, runs, 3)
+    assert found.verdict == "confirmed"
+    assert [case.name for case in found.cases] == ["planted, mf, k=100, uniform"]
+
+
+def test_many_tests_do_not_find_by_chance(tmp_path: Path) -> None:
+    """Equally good losses: none of them is above rankmax, whatever single tests say."""
+    losses = ("bpr", "bce", "nce", "entmax", "sparsemax", "hierarchical_softmax", "rg", "taylor_softmax")
+    for seed in range(3):
+        runs = [run | {"seed": seed} for run in of(rankmax=0.3, softmax=0.3, **dict.fromkeys(losses, 0.3))]
+        (case,) = judged(tmp_path / str(seed), runs, 2).cases
+        assert case.supports is not False, case.why
+
+
+def test_scores_of_nothing(tmp_path: Path) -> None:
+    runs = of(softmax=0.3, sparsemax=0.2) + on("sasrec", of(softmax=0.3, sparsemax=0.2))
+    for run in runs:
+        write_run(tmp_path, **run)
+    made = trials(read_study(tmp_path).done)
+    for trial in made:
+        for run in trial.runs:
+            run.record.test["ndcg@20"] = 0.0
+    assert judge(made)[3].cases == ()
 
 
 def test_the_papers_own_tables() -> None:

@@ -62,6 +62,22 @@ def test_als_has_no_learning_rate(tmp_path: Path) -> None:
     assert found == {"rg (solver=als)": None, "rg (solver=gradient)": 0.01}
 
 
+def test_labels_are_as_short_as_tells_trials_apart(tmp_path: Path) -> None:
+    """What follows from another setting, as the pool from the sampler, is not repeated."""
+    write_run(tmp_path, loss="nce", num_negatives=5)
+    write_run(tmp_path, loss="nce", num_negatives=20)
+    write_run(tmp_path, loss="nce", num_negatives=20, sampler="dns", pool=100)
+    write_run(tmp_path, loss="nce", num_negatives=20, data="elsewhere")
+    made = trials(read_study(tmp_path).done)
+    assert {trial.label for trial in made if trial.data == "planted"} == {
+        "nce (num_negatives=5)",
+        "nce (num_negatives=20, sampler=uniform)",
+        "nce (num_negatives=20, sampler=dns)",
+    }
+    assert {trial.label for trial in made if trial.data == "elsewhere"} == {"nce (num_negatives=20, sampler=uniform)"}
+    assert {tuple(trial.varied) for trial in made} == {("num_negatives", "sampler")}
+
+
 def test_data_sets_are_named_as_shortly_as_tells_them_apart(tmp_path: Path) -> None:
     for data in ("one/ratings.csv", "two/ratings.csv", "three/books.csv"):
         write_run(tmp_path, data=data)

@@ -104,7 +104,7 @@ def test_sweeps(tmp_path: Path) -> None:
     assert table is not None
     assert [column[1] for column in table.columns[:3]] == ["num_negatives=5", "num_negatives=20", "num_negatives=100"]
     ((names, cells),) = table.rows
-    assert names == ("planted", "mf", "nce (sampler=uniform)")
+    assert names == ("planted", "mf", "nce")
     assert [cell.best for cell in cells[:3]] == [False, False, True]
     assert cells[0].value == pytest.approx(0.2, abs=0.01)  # the better learning rate
     proposals = tables.sweep(made(tmp_path), "sampler", {}, "q")

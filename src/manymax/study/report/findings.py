@@ -13,7 +13,7 @@ The same rules are put to the paper's own tables, with plain comparison of the p
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -21,7 +21,7 @@ from typing import Literal
 
 from manymax.study.reference import NUMBERS
 from manymax.study.report.runs import Trial, metrics
-from manymax.study.report.significance import LEVEL, compare
+from manymax.study.report.significance import LEVEL, Comparison, compare
 from manymax.study.report.tables import NEAR, arrival
 
 Verdict = Literal["confirmed", "contradicted", "not enough runs"]
@@ -81,6 +81,15 @@ class Evidence:
         here = [point for point in self.points if point.place == place and point.loss == loss]
         return max(here, key=lambda point: point.selected, default=None)
 
+    def rates(self, place: tuple[str, str], loss: str) -> set[float]:
+        """The learning rates at which a loss was tried at a place."""
+        return {p.lr for p in self.points if (p.place, p.loss) == (place, loss) and p.lr is not None}
+
+    def best_rate(self, place: tuple[str, str], loss: str, rates: set[float]) -> float:
+        """The one of `rates` that is best by what was selected on."""
+        here = [(p.selected, p.lr) for p in self.points if (p.place, p.loss) == (place, loss) and p.lr in rates]
+        return max((selected, lr) for selected, lr in here if lr is not None)[1]
+
     def losses(self, place: tuple[str, str]) -> list[str]:
         """The losses tried at a place."""
         return list(dict.fromkeys(point.loss for point in self.points if point.place == place))
@@ -115,31 +124,33 @@ def from_paper() -> Evidence:
     return Evidence(found)
 
 
-@lru_cache(maxsize=4096)
-def beats(first: Point, second: Point) -> bool | None:
+def beats(first: Point, second: Point, tests: int = 1) -> bool | None:
     """Whether the first is better: True, False if worse, None if that is open.
 
-    Our trials by a paired t-test over users on N@20, printed numbers by themselves.
+    Our trials by a paired t-test over users on N@20, printed numbers by themselves. Where a case rests on any one of
+    several `tests`, each has its part of the level (Bonferroni).
     """
     if first.trial is None or second.trial is None:
         return None if first.score == second.score else first.score > second.score
-    result = compare(first.trial, second.trial, metrics([first.trial])[0])
-    return result.difference > 0 if result is not None and result.significant else None
+    result = _tested(first.trial, second.trial)
+    return result.difference > 0 if result is not None and result.t < LEVEL / tests else None
+
+
+@lru_cache(maxsize=4096)
+def _tested(first: Trial, second: Trial) -> Comparison | None:
+    return compare(first, second, metrics([first])[0])
 
 
 def larger_rates(evidence: Evidence) -> Iterator[Case]:
     """Finding 1."""
     for place in evidence.places():
-        rates = {p.lr for p in evidence.points if p.place == place and p.lr is not None}
-        softmax = evidence.best(place, "softmax")
         for loss in SPARSE:
-            other = evidence.best(place, loss)
-            if softmax is None or other is None or len(rates) < 2 or softmax.lr is None or other.lr is None:
+            rates = evidence.rates(place, "softmax") & evidence.rates(place, loss)
+            if len(rates) < 2:
                 continue
-            both_at_the_end = softmax.lr == other.lr == max(rates)
-            supports = None if both_at_the_end else softmax.lr > other.lr
-            why = f"best rate {softmax.lr:g} for softmax, {other.lr:g} for {loss}"
-            yield Case(_name(place, loss), supports, why + (": the end of the grid" if both_at_the_end else ""), loss)
+            own, its = (evidence.best_rate(place, name, rates) for name in ("softmax", loss))
+            why = f"of {len(rates)} rates {own:g} is best for softmax, {its:g} for {loss}"
+            yield Case(_name(place, loss), None if own == its else own > its, why, loss)
 
 
 def rankmax_on_top(evidence: Evidence) -> Iterator[Case]:
@@ -149,24 +160,24 @@ def rankmax_on_top(evidence: Evidence) -> Iterator[Case]:
         others = [p for loss in evidence.losses(place) if loss != "rankmax" if (p := evidence.best(place, loss))]
         if rankmax is None or softmax is None:
             continue
-        above = [other.loss for other in others if beats(other, rankmax)]
-        supports = False if above else beats(rankmax, softmax)
-        yield Case(_name(place), supports, f"above it: {', '.join(above)}" if above else _versus(rankmax, softmax))
+        above = [other for other in others if beats(other, rankmax, tests=len(others))]
+        why = f"{_versus(rankmax, softmax)}, {len(others) + 1} losses"
+        if above:
+            why = f"rankmax {rankmax.score:.4f}; above it: {', '.join(f'{p.loss} {p.score:.4f}' for p in above)}"
+        yield Case(_name(place), False if above else beats(rankmax, softmax), why)
 
 
 def sampled_softmax_above_nce(evidence: Evidence) -> Iterator[Case]:
     """Finding 3."""
-    nce = {_same(p): p for p in evidence.points if p.loss == "nce"}
-    for point in evidence.points:
-        other = nce.get(_same(point))
-        if point.loss == "sampled_softmax" and other is not None:
-            details = f"lr={point.lr:g}, " if point.lr is not None else ""
-            name = _name(point.place, f"{details}k={point.num_negatives}, {point.sampler}")
-            yield Case(name, beats(point, other), _versus(point, other))
-
-
-def _same(point: Point) -> tuple[object, ...]:
-    return (*point.place, point.lr, point.num_negatives, point.sampler)
+    for sampler in dict.fromkeys(point.sampler for point in evidence.points if point.sampler is not None):
+        lines = _lines(evidence, sampler)
+        for (place, loss), line in lines.items():
+            nce = {point.num_negatives: point for point in lines.get((place, "nce"), [])}
+            for point in line if loss == "sampled_softmax" else []:
+                other = nce.get(point.num_negatives)
+                if other is not None:
+                    name = _name(place, f"k={point.num_negatives}, {sampler}")
+                    yield Case(name, beats(point, other), _versus(point, other))
 
 
 def sparse_falls_behind(evidence: Evidence) -> Iterator[Case]:
@@ -180,6 +191,8 @@ def sparse_falls_behind(evidence: Evidence) -> Iterator[Case]:
             if None in simple or None in there:
                 continue
             (a, b), (c, d) = ([p for p in pair if p is not None] for pair in (simple, there))
+            if not b.score or not d.score:
+                continue  # nothing is a share of nothing
             on_simple, on_complex = a.score / b.score, c.score / d.score
             below = beats(d, c)
             supports = below and on_complex < on_simple if below is not None else None
@@ -195,7 +208,14 @@ def non_sampling_approximations(evidence: Evidence) -> Iterator[Case]:
         if softmax is not None and tree is not None:
             yield Case(_name(place, "HSM below softmax"), beats(softmax, tree), _versus(tree, softmax), "HSM")
         if softmax is not None and rg is not None:
-            yield Case(_name(place, "RG not below softmax"), beats(softmax, rg) is not True, _versus(rg, softmax), "RG")
+            below = beats(softmax, rg)
+            supports = None if below is None and _untested(softmax, rg) else below is not True
+            yield Case(_name(place, "RG not below softmax"), supports, _versus(rg, softmax), "RG")
+
+
+def _untested(first: Point, second: Point) -> bool:
+    """Whether two of our trials share no users to test on."""
+    return first.trial is not None and second.trial is not None and _tested(first.trial, second.trial) is None
 
 
 def more_negatives(evidence: Evidence) -> Iterator[Case]:
@@ -209,7 +229,7 @@ def more_negatives(evidence: Evidence) -> Iterator[Case]:
             change = abs(last.score - first.score) / max(last.score, 1e-12)
             yield Case(_name(place, loss), change <= NEGLIGIBLE, f"changes by {change:.0%}: {values}", loss)
         else:
-            falls = any(beats(before, after) for before, after in pairwise(line))
+            falls = any(beats(before, after, tests=len(line) - 1) for before, after in pairwise(line))
             rises = beats(last, first)
             yield Case(_name(place, loss), False if falls or rises is False else rises, values, loss)
 
@@ -246,7 +266,7 @@ def few_epochs(evidence: Evidence) -> Iterator[Case]:
             if reference is None or mine is None:
                 continue
             simple = place[1] == SIMPLE
-            supports = mine < reference if simple else mine >= reference
+            supports = (None if mine == reference else mine < reference) if simple else mine >= reference
             why = f"epoch {mine:g}, softmax epoch {reference:g}"
             yield Case(_name(place, loss), supports, why, "simple" if simple else "complex")
 
@@ -301,86 +321,108 @@ def _versus(first: Point, second: Point) -> str:
 
 
 @dataclass(frozen=True)
+class Need:
+    """The runs without which a part of a finding has no case: these losses, under these conditions."""
+
+    losses: tuple[str, ...]
+    where: str = "on the same data and backbone"
+
+    def __str__(self) -> str:
+        *first, last = self.losses
+        return f"{', '.join(first)} and {last} {self.where}" if first else f"{last} {self.where}"
+
+
+@dataclass(frozen=True)
 class Finding:
-    """One finding: what the paper claims, and the rule; it needs support in each of its parts."""
+    """One finding: what the paper claims, the rule, and its parts, each with the runs that it needs."""
 
     number: int
     claim: str
     rule: str
     cases: Callable[[Evidence], Iterator[Case]]
-    parts: tuple[str, ...] = ("",)
+    parts: Mapping[str, Need]
 
 
 TEST = f"paired t-test over users, p < {LEVEL}"
+BEST = "Each loss counts at the settings that are best on validation."
 
 FINDINGS = (
     Finding(
         1,
         "Softmax supports larger learning rates than sparse alternatives.",
-        "For each data set and backbone: the learning rate that is best on validation is larger for softmax than for "
-        "sparsemax, and than for entmax. Open where both are best at the largest rate of the grid.",
+        "For each data set and backbone: of the learning rates at which both were run, the one that is best on "
+        "validation is larger for softmax than for sparsemax, and than for entmax. Open where it is the same one.",
         larger_rates,
-        SPARSE,
+        {loss: Need(("softmax", loss), "at two or more learning rates in common") for loss in SPARSE},
     ),
     Finding(
         2,
         "Rankmax achieves top performance: hard negatives matter.",
-        f"For each data set and backbone: rankmax is above softmax, and no loss is above rankmax (N@20, {TEST}).",
+        f"For each data set and backbone: rankmax is above softmax (N@20, {TEST}), and no loss is above rankmax (the "
+        f"same test, Bonferroni over losses). {BEST}",
         rankmax_on_top,
+        {"": Need(("rankmax", "softmax"))},
     ),
     Finding(
         3,
         "Sampled softmax consistently surpasses NCE.",
-        f"For each data set, backbone, learning rate, k and proposal: sampled softmax is above NCE (N@20, {TEST}).",
+        f"For each data set, backbone, k and proposal: sampled softmax is above NCE (N@20, {TEST}). {BEST}",
         sampled_softmax_above_nce,
+        {"": Need(SAMPLED, "with the same k and proposal, on the same data and backbone")},
     ),
     Finding(
         4,
         "Sparse losses fall behind in complex architectures.",
         f"For each data set and complex backbone: sparsemax and entmax are below softmax (N@20, {TEST}) and reach a "
-        "smaller share of softmax's N@20 than on MF.",
+        f"smaller share of softmax's N@20 than on MF. {BEST}",
         sparse_falls_behind,
-        SPARSE,
+        {loss: Need(("softmax", loss), f"under {SIMPLE} and under {' or '.join(COMPLEX)}") for loss in SPARSE},
     ),
     Finding(
         5,
         "Of the non-sampling approximations HSM is poor and RG is superior.",
-        f"For each data set and backbone: HSM is below softmax, and RG is not below softmax (N@20, {TEST}).",
+        f"For each data set and backbone: HSM is below softmax, and RG is not below softmax (N@20, {TEST}). {BEST}",
         non_sampling_approximations,
-        ("HSM", "RG"),
+        {"HSM": Need(("softmax", "hierarchical_softmax")), "RG": Need(("softmax", "rg"))},
     ),
     Finding(
         6,
         "More negatives improve sampled softmax monotonically, and change NCE little.",
-        f"For each data set and backbone with three or more k, uniform proposal: sampled softmax's N@20 never falls "
-        f"from one k to the next and rises from the smallest to the largest ({TEST}); NCE's changes by at most "
-        f"{NEGLIGIBLE:.0%} from the smallest to the largest.",
+        f"For each data set and backbone with three or more k, uniform proposal: sampled softmax's N@20 rises from the "
+        f"smallest k to the largest ({TEST}) and falls from none to the next (the same test, Bonferroni over steps); "
+        f"NCE's changes by at most {NEGLIGIBLE:.0%} from the smallest to the largest. {BEST}",
         more_negatives,
-        SAMPLED,
+        {loss: Need((loss,), "at three or more k with the uniform proposal") for loss in SAMPLED},
     ),
     Finding(
         7,
         "Proposals nearer to the model (DNS) improve sampled softmax and NCE.",
-        f"For each data set, backbone, loss and k: dns is above uniform (N@20, {TEST}).",
+        f"For each data set, backbone, loss and k: dns is above uniform (N@20, {TEST}). {BEST}",
         better_proposals,
-        SAMPLED,
+        {loss: Need((loss,), "with the proposals dns and uniform at the same k") for loss in SAMPLED},
     ),
     Finding(
         8,
         "Sparse losses converge in few epochs on MF, and lose this on complex backbones.",
         f"For each data set: the epoch at which {NEAR:.0%} of the own best validation N@20 is reached is earlier than "
-        "softmax's on MF, and not earlier on other backbones.",
+        f"softmax's on MF (open where it is the same), and not earlier on other backbones. {BEST}",
         few_epochs,
-        ("simple", "complex"),
+        {
+            "simple": Need(("softmax", "sparsemax or entmax"), f"under {SIMPLE}, with curves"),
+            "complex": Need(("softmax", "sparsemax or entmax"), f"under {' or '.join(COMPLEX)}, with curves"),
+        },
     ),
     Finding(
         9,
         "Sparse losses cost much more per iteration; sampling sometimes trains faster.",
         f"For each data set and backbone: training seconds per epoch are above {OVERHEAD} times softmax's for "
         f"sparsemax and entmax; and somewhere a sampled loss reaches {COMPETITIVE:.0%} of softmax's best validation "
-        "N@20 in fewer training seconds than softmax.",
+        f"N@20 in fewer training seconds than softmax. {BEST}",
         overhead,
-        ("cost", "speed"),
+        {
+            "cost": Need(("softmax", "sparsemax or entmax")),
+            "speed": Need(("softmax", "sampled_softmax or nce"), "on the same data and backbone, with curves"),
+        },
     ),
 )
 
@@ -403,8 +445,20 @@ class Judgement:
         """From the paper's own tables."""
         return verdict(self.printed, self.finding.parts)
 
+    @property
+    def missing(self) -> list[str]:
+        """What a verdict from our runs lacks; nothing where there is one."""
+        if self.verdict != "not enough runs":
+            return []
+        said = {case.part: case.supports for case in sorted(self.cases, key=lambda case: case.supports is True)}
+        lacking = {part: need for part, need in self.finding.parts.items() if not said.get(part)}
+        return [
+            f"{part or 'the cases'}: open, no difference that counts" if part in said else f"no runs of {need}"
+            for part, need in lacking.items()
+        ]
 
-def verdict(cases: Sequence[Case], parts: Sequence[str] = ("",)) -> Verdict:
+
+def verdict(cases: Sequence[Case], parts: Collection[str] = ("",)) -> Verdict:
     """The verdict that cases lead to.
 
     >>> verdict([Case("a", True, ""), Case("b", None, "")]), verdict([Case("a", True, ""), Case("b", False, "")])

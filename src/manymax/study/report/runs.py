@@ -128,7 +128,8 @@ def _title(folder: Path) -> str:
 class Trial:
     """Finished runs that differ in the seed alone.
 
-    `data` names the set, with the filters that vary in the study; `label` the loss, with its settings that vary.
+    `data` names the set, with the filters that vary in the study; `varied` holds the settings of the loss that do, and
+    `label` names the loss with as many of them as tell it from its other trials.
     """
 
     data: str
@@ -137,6 +138,7 @@ class Trial:
     label: str
     lr: float | None
     runs: tuple[Run, ...]
+    varied: Mapping[str, Any]
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -187,38 +189,64 @@ def trials(finished: Sequence[Run]) -> list[Trial]:
     groups: dict[str, list[Run]] = defaultdict(list)
     for run in finished:
         groups[repr(sorted((key, value) for key, value in run.settings.items() if key != "seed"))].append(run)
-    varying = _varying(group[0].settings for group in groups.values())
-    made = [_trial(group, names, varying) for group in groups.values()]
+    kin: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for group in groups.values():
+        kin[group[0].settings["loss"]].append(group[0].settings)
+    varied = {loss: _varied(settings) for loss, settings in kin.items()}
+    made = [_trial(group, names, varied[group[0].settings["loss"]]) for group in groups.values()]
     return sorted(made, key=lambda t: (t.data, t.backbone, order(t.loss), natural(t.label), -(t.lr or 0)))
 
 
-def _trial(group: list[Run], names: Mapping[tuple[str, str], str], varying: Mapping[str, Sequence[str]]) -> Trial:
+def _trial(group: list[Run], names: Mapping[tuple[str, str], str], kin: Sequence[Mapping[str, Any]]) -> Trial:
     settings = group[0].settings
     by_gradient = settings.get("solver", "gradient") == "gradient"
-    loss = settings["loss"]
-    details = [f"{key}={settings[key]}" for key in varying.get(loss, ()) if settings.get(key) is not None]
+    varied = {key: settings.get(key) for key in kin[0]}
     return Trial(
         data=names[_data_place(settings)],
         backbone=settings["backbone"],
-        loss=loss,
-        label=f"{loss} ({', '.join(details)})" if details else loss,
+        loss=settings["loss"],
+        label=described(settings["loss"], _telling(varied, kin)),
         lr=settings["lr"] if by_gradient else None,
         runs=tuple(sorted(group, key=lambda run: run.settings["seed"])),
+        varied=varied,
     )
 
 
-def _varying(settings: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """{loss: its settings with several values for the same data and backbone}, besides those with their own place."""
+def described(loss: str, details: Mapping[str, Any]) -> str:
+    """A loss with some of its settings.
+
+    >>> described("nce", {"num_negatives": 5, "pool": None})
+    'nce (num_negatives=5)'
+    """
+    known = [f"{key}={value}" for key, value in details.items() if value is not None]
+    return f"{loss} ({', '.join(known)})" if known else loss
+
+
+def _varied(kin: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Of the settings of one loss those that vary for the same data and backbone and have no place of their own.
+
+    One that follows from those before it, as the batches do from the solver, tells nothing and is left out.
+    """
     own = {"data", "name", "backbone", "loss", "lr", "seed", *DATA_SETTINGS}
-    seen: dict[tuple[str, ...], set[str]] = defaultdict(set)
-    for each in settings:
-        for key, value in each.items():
-            seen[each["loss"], key, _data_key(each), each["backbone"]].add(repr(value))
-    varying: dict[str, list[str]] = defaultdict(list)
-    for (loss, key, *_), values in seen.items():
-        if len(values) > 1 and key not in {*own, *varying[loss]}:
-            varying[loss].append(key)
-    return varying
+    varying = []
+    told: list[tuple[str, ...]] = [_data_place(settings) for settings in kin]
+    for key in dict.fromkeys(key for settings in kin for key in settings if key not in own):
+        more = [(*parts, repr(settings.get(key))) for parts, settings in zip(told, kin, strict=True)]
+        if len(set(more)) > len(set(told)):
+            varying.append(key)
+            told = more
+    return [{key: settings.get(key) for key in varying} for settings in kin]
+
+
+def _telling(varied: Mapping[str, Any], kin: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The settings, in their order, that are needed to tell these from the others of the loss."""
+    details = {}
+    for key, value in varied.items():
+        alike = [other for other in kin if other[key] == value]
+        if len(alike) < len(kin):
+            details[key] = value
+        kin = alike
+    return details
 
 
 def _data_key(settings: Mapping[str, Any]) -> str:

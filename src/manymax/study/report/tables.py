@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from manymax.study.report.formats import Cell, Table
 from manymax.study.report.paper import printed
-from manymax.study.report.runs import Run, Study, Trial, chosen, lower_is_better, metrics, natural, order
+from manymax.study.report.runs import Run, Study, Trial, chosen, described, lower_is_better, metrics, natural, order
 from manymax.study.report.significance import LEVEL, compare, holm
 
 EMPTY = Cell(text="")
@@ -155,15 +155,9 @@ def points(
     for trial in chosen(trials, names[0]) if names else []:
         settings = trial.settings
         if trial.loss in ("sampled_softmax", "nce") and all(settings.get(k) == v for k, v in fixed.items()):
-            lines[trial.data, trial.backbone, _without(trial, setting)].setdefault(settings.get(setting), trial)
+            rest = {key: value for key, value in trial.varied.items() if key not in (setting, *fixed)}
+            lines[(*trial.place, described(trial.loss, rest))].setdefault(settings.get(setting), trial)
     return {place: line for place, line in lines.items() if len(line) > 1}
-
-
-def _without(trial: Trial, setting: str) -> str:
-    """The label of a trial without the part that names this setting."""
-    head, _, details = trial.label.partition(" (")
-    rest = [part for part in details.removesuffix(")").split(", ") if part and not part.startswith(f"{setting}=")]
-    return f"{head} ({', '.join(rest)})" if rest else head
 
 
 def _sortable(value: Any) -> tuple[bool, Any]:
