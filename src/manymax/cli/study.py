@@ -8,7 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -16,11 +16,11 @@ from typing import Annotated
 import typer
 
 from manymax.cli.console import put_json
-from manymax.errors import ArgumentError
+from manymax.errors import ArgumentError, check_choice
 from manymax.study.config import RunConfig
 from manymax.study.records import Record
 from manymax.study.report import report
-from manymax.study.sweep import Outcome, expand, read_study_file, sweep
+from manymax.study.sweep import Engine, LocalEngine, Outcome, expand, read_study_file, sweep
 
 EXIT_FAILED, EXIT_STOPPED = 1, 130
 
@@ -29,6 +29,10 @@ def study(
     file: Annotated[Path | None, typer.Argument(help="TOML file; the built-in quick study if left out.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the study; studies/NAME OF THE FILE if left out.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Runs at a time; as many as cores if left out.")] = None,
+    engine: Annotated[str, typer.Option(help="What does the runs: local processes, or dask, a cluster.")] = "local",
+    address: Annotated[
+        str | None, typer.Option(help="Of dask's scheduler; if left out it is started on this machine.")
+    ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A setting of every run, over the file's.")
     ] = None,
@@ -39,7 +43,8 @@ def study(
     """Run a study and write its report.
 
     Finished runs are not done again, so the same command goes on after any interruption, and a file that has grown
-    adds its new runs. Several machines may work on one shared folder.
+    adds its new runs. Several machines may work on one shared folder. On a cluster (pip install "manymax[cluster]")
+    the workers must see the folder of the study, and own files of data, under the same path.
 
     \b
     Examples:
@@ -47,6 +52,7 @@ def study(
       manymax study configs/q1_accuracy.toml
       manymax study mine.toml --set epochs=20 --set data=ratings.csv --out studies/short
       manymax study mine.toml --dry-run              what would be run
+      manymax study mine.toml --engine dask --address tcp://head:8786
     """
     asked = read_study_file(file)
     configs = expand(asked, **_overrides(set_ or []))
@@ -57,12 +63,12 @@ def study(
         return
     start = time.perf_counter()
     try:
-        with _stoppable():
+        with _stoppable(), _engine(engine, address, workers) as chosen:
             outcome = sweep(
                 configs,
                 folder,
                 title=asked.title,
-                workers=workers,
+                engine=chosen,
                 hear=lambda so_far, record: _say(so_far, record, start),
             )
     except KeyboardInterrupt:
@@ -76,6 +82,17 @@ def study(
         typer.echo(f"report: {page.resolve()}" if page else f"records: {folder.resolve()}")
     if outcome.count("done") == 0:
         raise typer.Exit(EXIT_FAILED)
+
+
+def _engine(name: str, address: str | None, workers: int | None) -> AbstractContextManager[Engine]:
+    check_choice("engine", name, ("local", "dask"))
+    if name == "dask":
+        from manymax.study.engines_dask import DaskEngine  # of the extra `cluster`
+
+        return DaskEngine(address, workers)
+    if address is not None:
+        raise ArgumentError("`address` is of a cluster: add `--engine dask`.")
+    return nullcontext(LocalEngine(workers))
 
 
 @contextmanager

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
-from torch import Tensor
+from torch import Tensor, distributed
 
 from manymax.errors import ManymaxError
 from manymax.study.config import RunConfig
@@ -85,7 +85,8 @@ def new_record(config: RunConfig, status: Status, **fields: Any) -> Record:
         versions={name: metadata.version(name) for name in ("manymax", "torch", "numpy")}
         | {"python": platform.python_version()},
         machine={"system": platform.platform(), "cpu": _cpu(), "cores": os.cpu_count()}
-        | {"threads": torch.get_num_threads()},
+        | {"threads": torch.get_num_threads()}
+        | ({"ranks": distributed.get_world_size()} if distributed.is_initialized() else {}),
         peak_memory_mb=_peak_memory_mb(),
         **fields,
     )

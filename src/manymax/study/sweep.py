@@ -1,4 +1,4 @@
-"""A study: a grid of runs from a TOML file, in parallel processes, each run in a folder named by its content.
+"""A study: a grid of runs from a TOML file, done by an engine, each run in a folder named by its content.
 
 Finished runs are skipped, interrupted ones go on from their checkpoint, a failed one is recorded and the others go on.
 Several studies may work in one folder at a time: a run belongs to the process that holds its folder's lock.
@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from itertools import product
@@ -21,7 +21,7 @@ from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -41,6 +41,7 @@ QUICK = "quick.toml"
 PLANTED = "planted"
 ATTEMPTS = 3  # a run whose process dies this often is given up
 PAUSE = 0.5  # seconds before a run that another process holds is tried again
+SAVING = 60.0  # seconds that a run has to save itself
 BUSY, NO_ROOM = 75, 73  # exit codes of a run's process, as in sysexits.h
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -139,6 +140,23 @@ class Job:
     not_before: float = 0.0
 
 
+class Engine(Protocol):
+    """What does runs, some at a time, each in a process of its own that calls `work`."""
+
+    @property
+    def slots(self) -> int:
+        """How many runs at a time."""
+
+    def start(self, job: Job, checkpoint_seconds: float) -> Hashable:
+        """Begin a run; what it is called from now on."""
+
+    def ended(self, started: Sequence[Any]) -> Iterable[tuple[Any, int | None]]:
+        """Those that have ended, and the exit codes of their processes; waits for `PAUSE` if there is none."""
+
+    def stop(self, started: Sequence[Any]) -> None:
+        """Let these runs save themselves and end."""
+
+
 @dataclass
 class Outcome:
     """What became of the runs: the records of this study in the order in which they ended."""
@@ -162,6 +180,7 @@ def sweep(
     *,
     title: str = "",
     workers: int | None = None,
+    engine: Engine | None = None,
     hear: Hear = lambda outcome, record: None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Outcome:
@@ -171,7 +190,8 @@ def sweep(
         configs: the runs.
         folder: of the study; a run's folder in it is named by the hash of its settings.
         title: kept in the folder for the report.
-        workers: how many processes at a time; as many as there are cores if left out.
+        workers: how many processes of this machine at a time; as many as there are cores if left out.
+        engine: what does the runs instead of processes of this machine.
         hear: called with each record, also of runs that had ended before.
         checkpoint_seconds: at least this much time between two checkpoints of a run.
 
@@ -180,26 +200,24 @@ def sweep(
     """
     _make(folder, title)
     waiting = deque(Job(config, folder / config.content_hash()) for config in configs)
-    working: dict[Any, tuple[BaseProcess, Job]] = {}
-    outcome = Outcome(len(waiting))
-    slots = workers or os.cpu_count() or 1
+    working: dict[Any, Job] = {}
+    outcome, engine = Outcome(len(waiting)), engine or LocalEngine(workers)
     try:
         while waiting or working:
-            for job in _ready(waiting, slots - len(working)):
+            for job in _ready(waiting, engine.slots - len(working)):
                 if (record := _over(job.folder)) is None:
-                    process = _start(job, checkpoint_seconds)
-                    working[process.sentinel] = process, job
+                    job.attempts += 1
+                    working[engine.start(job, checkpoint_seconds)] = job
                 else:
                     outcome.add(record, hear)
-            for sentinel in wait(list(working), timeout=PAUSE):
-                process, job = working.pop(sentinel)
-                process.join()
-                if (record := _after(process.exitcode, job)) is None:
+            for started, code in engine.ended(list(working)):
+                job = working.pop(started)
+                if (record := _after(code, job)) is None:
                     waiting.appendleft(job)
                 else:
                     outcome.add(record, hear)
     finally:
-        _stop([process for process, _ in working.values()])
+        engine.stop(list(working))
     return outcome
 
 
@@ -237,11 +255,38 @@ def _over(folder: Path) -> Record | None:
     return None if record is not None and record.status == "done" and not (folder / PROBE).exists() else record
 
 
-def _start(job: Job, checkpoint_seconds: float) -> BaseProcess:
-    job.attempts += 1
-    process = _context().Process(target=_work, args=(job.config, job.folder, checkpoint_seconds), daemon=False)
-    process.start()
-    return process
+class LocalEngine:
+    """Processes of this machine.
+
+    Args:
+        workers: at a time; as many as there are cores if None.
+    """
+
+    def __init__(self, workers: int | None = None) -> None:
+        self.slots = workers or os.cpu_count() or 1
+
+    def start(self, job: Job, checkpoint_seconds: float) -> BaseProcess:
+        """Start a process."""
+        process = _context().Process(target=_work, args=(job.config, job.folder, checkpoint_seconds), daemon=False)
+        process.start()
+        return process
+
+    def ended(self, started: Sequence[BaseProcess]) -> Iterator[tuple[BaseProcess, int | None]]:
+        """Processes that have ended."""
+        sentinels = {process.sentinel: process for process in started}
+        for sentinel in wait(list(sentinels), timeout=PAUSE):
+            process = sentinels[cast(int, sentinel)]
+            process.join()
+            yield process, process.exitcode
+
+    def stop(self, started: Sequence[BaseProcess]) -> None:
+        """Ask all of them to end; those that have not within a minute are ended."""
+        for process in started:
+            process.terminate()
+        for process in started:
+            process.join(timeout=SAVING)
+            if process.is_alive():
+                process.kill()
 
 
 def _context() -> SpawnContext | ForkServerContext:
@@ -260,7 +305,8 @@ def _after(code: int | None, job: Job) -> Record | None:
     if code == BUSY:
         job.attempts, job.not_before = 0, time.monotonic() + PAUSE
         return None
-    if code != 0 and job.attempts >= ATTEMPTS:
+    recorded = (job.folder / RECORD).exists()
+    if (code != 0 or not recorded) and job.attempts >= ATTEMPTS:
         try:
             _record_failure(job.config, job.folder, f"its process ended with code {code}, {ATTEMPTS} times")
         except OSError:
@@ -276,21 +322,16 @@ def _unwritable(folder: Path) -> ManymaxError:
     )
 
 
-def _stop(processes: Sequence[BaseProcess]) -> None:
-    """Let the runs under way save themselves; those that do not within a minute are ended."""
-    for process in processes:
-        process.terminate()
-    for process in processes:
-        process.join(timeout=60)
-        if process.is_alive():
-            process.kill()
-
-
 def _work(config: RunConfig, folder: Path, checkpoint_seconds: float) -> None:
-    """One run in a process of its own; what it has to say is in its record and in its exit code."""
+    """What a process of this machine does: its work, and no more than its parent lives to see."""
     if hasattr(os, "setsid"):
         os.setsid()  # Ctrl-C goes to the parent alone, which asks each run once to stop
     threading.Thread(target=_die_with_parent, daemon=True).start()
+    work(config, folder, checkpoint_seconds)
+
+
+def work(config: RunConfig, folder: Path, checkpoint_seconds: float) -> None:
+    """One run in a process of its own; what it has to say is in its record and in its exit code."""
     try:
         _forget(folder)
         try:
