@@ -102,6 +102,16 @@ def test_divergence_is_said_with_a_way_out(tmp_path: Path) -> None:
     assert "--lr" in result.stdout
 
 
+def test_a_run_that_hardly_beats_popularity_says_what_to_try(tmp_path: Path) -> None:
+    slow = train("--lr", "1e-6", "--epochs", "2", "--out", str(tmp_path / "slow")).stdout
+    assert "hardly better than the popularity ranking" in slow
+    assert "about 7 steps an epoch" in slow
+    solved = ["--loss", "rg", "--solver", "als", "--data", "planted-tiny", "--epochs", "5", "--threads", "1"]
+    good = CliRunner().invoke(app, ["train", *solved, "--out", str(tmp_path / "good")]).stdout
+    assert "best epoch" in good
+    assert "hardly better" not in good
+
+
 def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "manymax", "train", *TINY, *arguments]
 

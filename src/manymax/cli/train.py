@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import shlex
 import sys
 import time
@@ -21,12 +22,14 @@ from manymax.errors import ArgumentError
 from manymax.study.checkpoint import Standing
 from manymax.study.config import RunConfig
 from manymax.study.course import Progress
+from manymax.study.metrics import METRICS
 from manymax.study.parallel import PATIENCE, joined
 from manymax.study.records import Record
 from manymax.study.run import CHECKPOINT_SECONDS, assist, run
 
 EXIT_DIVERGED, EXIT_STOPPED = 1, 130
 REFRESHES = 8  # a second
+CLEARLY = 1.05  # times the popularity ranking: less may be luck
 
 
 def train(
@@ -197,7 +200,29 @@ def report(record: Record, folder: Path) -> None:
         parts = (record.valid, record.test, record.popularity)
         rows = [[name, *(_number(part.get(name)) for part in parts)] for name in record.test]
         put(console, table(["metric", "valid", "test", "popularity"], rows))
+    if record.status == "done" and not _learned(record):
+        typer.echo(_advice(record))
     typer.echo(_closing(record, folder))
+
+
+def _learned(record: Record) -> bool:
+    """Whether the test metric that was watched is clearly better than that of the popularity ranking."""
+    name = RunConfig(**record.settings).monitored
+    value, popular = record.test.get(name) or 0.0, record.popularity.get(name) or 0.0
+    higher = METRICS[name.partition("@")[0]].higher_is_better
+    return value > CLEARLY * popular if higher else value * CLEARLY < popular
+
+
+def _advice(record: Record) -> str:
+    """What to try where early stopping, which counts epochs, met too few steps in each."""
+    if record.settings["solver"] != "gradient":
+        return "hardly better than the popularity ranking; try another --ridge"
+    steps = math.ceil(record.sizes["train"] / record.settings["batch_size"])
+    return (
+        "hardly better than the popularity ranking, where training begins: with about "
+        f"{steps} steps an epoch it may have been given up too early; try a smaller --batch-size, a larger --lr or "
+        "more --patience"
+    )
 
 
 def _closing(record: Record, folder: Path) -> str:
