@@ -73,13 +73,14 @@ def main(arguments: argparse.Namespace) -> int:
         torch.set_num_threads(arguments.threads)
     rows = 256 if arguments.quick else 2048
     sizes = (1_000, 10_000, 100_000) if arguments.quick else (10_000, 100_000, 1_000_000)
+    at = {classes: steps(rows, classes) for classes in sizes}
+    names = list(at[sizes[0]])
     seconds: dict[str, list[float]] = {}
     peaks: dict[str, list[float | None]] = {}
-    for classes in sizes:
-        runs = steps(rows, classes)
-        for name, times in interleave(runs, arguments.rounds).items():
-            seconds.setdefault(name, []).append(median(times))
-            peaks.setdefault(name, []).append(peak_mb(runs[name]))
+    for name in names:  # the sizes of a step take turns, so that a slow minute of the machine slows all of them
+        times = interleave({f"{classes}": at[classes][name] for classes in sizes}, 3 * arguments.rounds)
+        seconds[name] = [median(times[f"{classes}"]) for classes in sizes]
+        peaks[name] = [peak_mb(at[classes][name]) for classes in sizes]
     listed = ", ".join(f"{c:,}" for c in sizes)
     print(f"time of a step / time at C = {sizes[0]:,}, and peak MB above inputs, for C = {listed}")
     for name, values in seconds.items():
