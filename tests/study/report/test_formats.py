@@ -83,3 +83,9 @@ def test_numbers_that_are_none() -> None:
 def test_a_table_without_rows_is_written() -> None:
     for write in (markdown, comma_separated, latex):
         assert "lr=0.001" in write(table(()))
+
+
+def test_the_first_name_reaches_over_its_rows() -> None:
+    rows = tuple(((name, "x"), ()) for name in ("a", "a", "b", "a"))
+    assert Table("t", "t", ("one", "two"), (), rows).heights() == [2, 0, 1, 1]
+    assert Table("t", "t", ("one",), (), ()).heights() == []

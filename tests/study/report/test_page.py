@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -139,7 +140,29 @@ def test_every_chart_has_its_place_and_its_data(full: Path) -> None:
         assert all(trace.get("x") or trace.get("z") for trace in chart["data"])
     heat = found["gradients-0"]["data"][0]
     assert heat["z"][0][1] is None  # exactly 0: black
+    assert heat["zmax"] == pytest.approx(math.log10(0.5))
     assert found["growth-0"]["layout"]["yaxis"]["type"] == "log"
+
+
+def test_a_line_looks_the_same_in_every_panel(tmp_path: Path) -> None:
+    """Another panel has one of two variants alone: it keeps its dashes, and nothing else has them."""
+    for data, counts in (("one", (5, 10)), ("two", (10,))):
+        for k in counts:
+            write_run(tmp_path, data=data, loss="nce", num_negatives=k)
+    found = charts(report(tmp_path, images=False))
+    looks = {(t["name"], t["line"]["dash"]) for n in (0, 1) for t in found[f"curves_epoch-{n}"]["data"]}
+    assert looks == {("nce (num_negatives=5)", "solid"), ("nce (num_negatives=10)", "dash")}
+
+
+def test_worlds_of_other_sizes_are_not_one_line(tmp_path: Path) -> None:
+    """What grows is the data of the same users and items."""
+    for size, train in (("200x200x10", 1600), ("200x200x40", 6400), ("900x300x10", 7200)):
+        sizes = {"users": 200, "items": 200, "train": train}
+        write_run(tmp_path, size=size, regret=400 / train, sizes=sizes)
+    page = report(tmp_path, images=False)
+    (panel,) = [chart for name, chart in charts(page).items() if name.startswith("growth")]
+    assert panel["data"][0]["x"] == panel["layout"]["xaxis"]["tickvals"] == [1600, 6400]
+    assert "mf, 200 users, 200 items" in words(page)
 
 
 def test_the_same_records_give_the_same_files(tmp_path: Path) -> None:
@@ -153,7 +176,7 @@ def test_the_same_records_give_the_same_files(tmp_path: Path) -> None:
 def test_one_run(tmp_path: Path) -> None:
     write_run(tmp_path)
     said = words(report(tmp_path, images=False))
-    assert "1 finished runs" in said
+    assert "1 finished run 1 loss 1 backbone 1 data set 1 seed" in said
     assert "A test needs two methods" in said
     assert "not enough runs" in said
 

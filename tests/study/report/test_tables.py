@@ -102,7 +102,7 @@ def test_sweeps(tmp_path: Path) -> None:
     write_run(tmp_path, loss="softmax")
     table = tables.sweep(made(tmp_path), "num_negatives", {"sampler": "uniform"}, "k")
     assert table is not None
-    assert [column[1] for column in table.columns[:3]] == ["num_negatives=5", "num_negatives=20", "num_negatives=100"]
+    assert [column[1] for column in table.columns[:3]] == ["k=5", "k=20", "k=100"]
     ((names, cells),) = table.rows
     assert names == ("planted", "mf", "nce")
     assert [cell.best for cell in cells[:3]] == [False, False, True]

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from manymax.study.report.drawing import Figure, Line, Panel
-from manymax.study.report.runs import Trial, chosen, metrics
-from manymax.study.report.tables import points, short
+from manymax.study.report.runs import Trial, chosen, metrics, natural
+from manymax.study.report.tables import points, short, sortable
 
+DECADES = 6  # that the colours of a heat map reach down from the largest value
 GROWS = "planted"  # data whose Bayes ranking is known
 
 
 def curves(trials: Sequence[Trial], column: str, unit: str) -> Figure:
     """The validation metric against `column` of the epochs, one panel a data set and backbone."""
     names = metrics(trials)
-    panels, without = [], set()
+    panels, without, variants = [], set(), _variants(trials)
     for place, here in _by_place(_chosen(trials)).items():
         drawn = [trial for trial in here if names[0] in trial.curve and column in trial.curve]
         without |= {trial.label for trial in here if trial not in drawn}
         lines = tuple(
-            Line(trial.label, trial.curve[column].tolist(), trial.curve[names[0]].tolist(), trial.loss, variant)
-            for trial, variant in _variants(drawn)
+            Line(t.label, t.curve[column].tolist(), t.curve[names[0]].tolist(), t.loss, variants[t.label])
+            for t in drawn
         )
         if lines:
             panels.append(Panel(", ".join(place), unit, f"validation {short(names[0])}", lines))
@@ -38,14 +40,12 @@ def _by_place(trials: Iterable[Trial]) -> dict[tuple[str, str], list[Trial]]:
     return places
 
 
-def _variants(trials: Iterable[Trial]) -> list[tuple[Trial, int]]:
-    """Number the trials of each loss: they share its colour and differ in dashes."""
-    seen: dict[str, int] = defaultdict(int)
-    numbered = []
+def _variants(trials: Iterable[Trial]) -> dict[str, int]:
+    """Number the labels of each loss: they share its colour and differ in dashes, alike in all panels."""
+    by_loss: dict[str, set[str]] = defaultdict(set)
     for trial in trials:
-        numbered.append((trial, seen[trial.loss]))
-        seen[trial.loss] += 1
-    return numbered
+        by_loss[trial.loss].add(trial.label)
+    return {label: index for labels in by_loss.values() for index, label in enumerate(sorted(labels, key=natural))}
 
 
 def sweep(trials: Sequence[Trial], setting: str, fixed: dict[str, Any], title: str) -> Figure:
@@ -53,18 +53,21 @@ def sweep(trials: Sequence[Trial], setting: str, fixed: dict[str, Any], title: s
     names = metrics(trials)
     panels: dict[tuple[str, str], list[Line]] = defaultdict(list)
     for (data, backbone, label), line in points(trials, setting, fixed).items():
-        values = sorted(line)
+        values = sorted(line, key=sortable)
         means = [line[value].mean(names[0]) or float("nan") for value in values]
         spreads = [line[value].spread(names[0]) or 0.0 for value in values]
         here = panels[data, backbone]
         loss = line[values[0]].loss
         variant = sum(other.loss == loss for other in here)
-        here.append(Line(label, values, means, loss, variant, spreads if any(spreads) else None))
+        ordered = all(isinstance(value, int) for value in values)
+        here.append(Line(label, values, means, loss, variant, spreads if any(spreads) else None, joined=ordered))
     made = [
         Panel(", ".join(place), setting, f"test {short(names[0])}", tuple(lines), log_x=setting == "num_negatives")
         for place, lines in panels.items()
     ]
-    return Figure(f"sweep_{setting}", title, "Error bars: standard deviation over seeds.", tuple(made))
+    several = any(line.spread for panel in made for line in panel.lines)
+    note = "Means and standard deviations over seeds." if several else "One seed."
+    return Figure(f"sweep_{setting}", title, note, tuple(made))
 
 
 def growth(trials: Sequence[Trial]) -> Figure:
@@ -74,33 +77,40 @@ def growth(trials: Sequence[Trial]) -> Figure:
     for trial in _chosen(trials) if regret else []:
         size = trial.runs[0].record.sizes.get("train")
         if regret in trial.runs[0].record.test and size:
-            lines[trial.backbone, trial.label, trial.loss][size] = trial
+            lines[_world(trial), trial.label, trial.loss][size] = trial
     panels: dict[str, list[Line]] = defaultdict(list)
-    for (backbone, label, loss), line in lines.items():
+    for (world, label, loss), line in lines.items():
         if len(line) > 1 and regret:
             sizes = sorted(line)
             values = [line[size].mean(regret) or float("nan") for size in sizes]
             spreads = [line[size].spread(regret) or 0.0 for size in sizes]
-            variant = sum(other.loss == loss for other in panels[backbone])
-            panels[backbone].append(Line(label, sizes, values, loss, variant, spreads if any(spreads) else None))
+            variant = sum(other.loss == loss for other in panels[world])
+            panels[world].append(Line(label, sizes, values, loss, variant, spreads if any(spreads) else None))
     made = [
-        Panel(backbone, "training interactions", short(regret or ""), tuple(of), log_x=True, log_y=True)
-        for backbone, of in panels.items()
+        Panel(world, "training interactions", short(regret or ""), tuple(of), log_x=True, log_y=True)
+        for world, of in panels.items()
     ]
     note = "Regret: the share of the Bayes ranking's expected DCG that is lost; 0 is the best that any ranking can do."
     return Figure("growth", "Towards the Bayes ranking as data grows", note, tuple(made))
 
 
+def _world(trial: Trial) -> str:
+    """What stays as data grows: the backbone, the users and the items; sizes are USERSxITEMSxMEAN, or names."""
+    size = str(trial.settings.get("size") or trial.settings["data"]).removeprefix(f"{GROWS}-")
+    users, sign, items = size.rpartition("x")[0].partition("x")
+    return f"{trial.backbone}, {users} users, {items} items" if sign else f"{trial.backbone}, {size}"
+
+
 def trade_off(trials: Sequence[Trial]) -> Figure:
     """Test metric against training seconds, one point a method."""
-    names = metrics(trials)
+    names, variants = metrics(trials), _variants(trials)
     panels = []
     for place, here in _by_place(_chosen(trials)).items():
         lines = []
-        for trial, variant in _variants(here):
+        for trial in here:
             seconds, value = trial.average(lambda r: r.seconds.get("training")), trial.mean(names[0])
             if seconds and value is not None:
-                lines.append(Line(trial.label, [seconds], [value], trial.loss, variant, joined=False))
+                lines.append(Line(trial.label, [seconds], [value], trial.loss, variants[trial.label], joined=False))
         if lines:
             x_label = "training seconds, early stopping included"
             panels.append(Panel(", ".join(place), x_label, f"test {short(names[0])}", tuple(lines), log_x=True))
@@ -117,12 +127,21 @@ def heat_maps(trials: Sequence[Trial], what: str) -> Figure:
         "jacobian": ("item by score", "item by score", "Jacobians of the map for one test user"),
     }
     x_label, y_label, title = labels[what]
+    found = [(trial, tuple(map(tuple, trial.runs[0].probe[what]))) for trial in here]
+    largest = max((abs(value) for _, values in found for row in values for value in row), default=0.0)
+    decades = (math.log10(largest) - DECADES, math.log10(largest)) if 0 < largest < math.inf else None
     panels = tuple(
-        Panel(_heat_title(trial, what), x_label, y_label, values=tuple(map(tuple, trial.runs[0].probe[what])))
-        for trial in here
+        Panel(_heat_title(trial, what), _binned(trial, x_label, values), y_label, values=values, decades=decades)
+        for trial, values in found
     )
     note = f"Sizes at trained models on {', '.join(place)}, best score first. Black: exactly 0, no signal."
     return Figure(what, title, note, panels)
+
+
+def _binned(trial: Trial, label: str, values: Sequence[Sequence[float]]) -> str:
+    """The label of an axis of ranks, where a column holds several of them."""
+    columns, items = len(values[0]) if values else 0, trial.runs[0].record.sizes.get("items", 0)
+    return f"{label}: {items:,} in {columns} bins" if label.startswith("rank") and columns < items else label
 
 
 def _heat_title(trial: Trial, what: str) -> str:

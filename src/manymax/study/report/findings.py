@@ -12,7 +12,7 @@ The same rules are put to the paper's own tables, with plain comparison of the p
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -450,12 +450,18 @@ class Judgement:
         """What a verdict from our runs lacks; nothing where there is one."""
         if self.verdict != "not enough runs":
             return []
-        said = {case.part: case.supports for case in sorted(self.cases, key=lambda case: case.supports is True)}
-        lacking = {part: need for part, need in self.finding.parts.items() if not said.get(part)}
+        supported = {case.part for case in self.cases if case.supports}
+        counts = Counter(case.part for case in self.cases)
         return [
-            f"{part or 'the cases'}: open, no difference that counts" if part in said else f"no runs of {need}"
-            for part, need in lacking.items()
+            _undecided(part, counts[part]) if counts[part] else f"no runs of {need}"
+            for part, need in self.finding.parts.items()
+            if part not in supported
         ]
+
+
+def _undecided(part: str, count: int) -> str:
+    cases = "the case is" if count == 1 else f"all {count} cases are"
+    return f"{cases} open{f' for {part}' if part else ''}: no difference beyond chance"
 
 
 def verdict(cases: Sequence[Case], parts: Collection[str] = ("",)) -> Verdict:

@@ -76,6 +76,15 @@ class Table:
             lines.append([(path[level] if level < len(path) else "", len(list(group))) for path, group in groups])
         return lines
 
+    def heights(self) -> list[int]:
+        """Over how many rows the first name of each row reaches; 0 where the row above has it."""
+        names = [names[:1] for names, _ in self.rows]
+        found: list[int] = []
+        for _, group in groupby(names):
+            length = len(list(group))
+            found += [length, *[0] * (length - 1)]
+        return found
+
 
 def figure(value: float, digits: int = 4) -> str:
     """A number for a table.

@@ -24,6 +24,14 @@ from manymax.study.report.runs import Study, Trial, read_study, trials
 
 PAGE = "report.html"
 IMAGES = ("png", "svg")
+ONE = {
+    "finished runs": "finished run",
+    "losses": "loss",
+    "backbones": "backbone",
+    "data sets": "data set",
+    "seeds": "seed",
+}
+LONG = 30  # rows from which a table that is not the main thing is folded
 
 
 @dataclass(frozen=True)
@@ -163,7 +171,8 @@ def _cost(made: Sequence[Trial]) -> Section:
 def _paper(made: Sequence[Trial]) -> Section:
     table = tables.against_the_paper(made)
     gap = "No run has the data, backbone, loss and settings of a printed number (ml-1m, gowalla, electronics)."
-    return Section("paper", "The paper", tables=_full(table), missing=() if table.rows else (gap,))
+    missing = () if table.rows else (gap,)
+    return Section("paper", "The paper", tables=_full(table), missing=missing, folded=len(table.rows) > LONG)
 
 
 def _data(made: Sequence[Trial]) -> Section:
@@ -254,10 +263,15 @@ def _script(content: Any) -> Markup:
 def _facts(study: Study) -> list[tuple[str, str]]:
     done = study.done
     hours = sum(sum(run.record.seconds.values()) for run in study.runs) / 3600
-    counted = [("losses", "loss"), ("backbones", "backbone"), ("data sets", "data"), ("seeds", "seed")]
+    counts = {
+        "finished runs": len(done),
+        "losses": len({run.settings["loss"] for run in done}),
+        "backbones": len({run.settings["backbone"] for run in done}),
+        "data sets": len({trial.data for trial in trials(done)}),
+        "seeds": len({run.settings["seed"] for run in done}),
+    }
     return [
-        (str(len(done)), "finished runs"),
-        *((str(len({run.settings[key] for run in done})), name) for name, key in counted),
+        *((str(count), ONE[name] if count == 1 else name) for name, count in counts.items()),
         (f"{hours:.1f} h" if hours >= 1 else f"{60 * hours:.1f} min", "of running"),
     ]
 

@@ -125,7 +125,7 @@ def sweep(trials: Sequence[Trial], setting: str, fixed: Mapping[str, Any], title
     The paper's layout: a row a data set, backbone and loss, a column a metric and value.
     """
     swept = points(trials, setting, fixed)
-    values = sorted({value for line in swept.values() for value in line}, key=_sortable)
+    values = sorted({value for line in swept.values() for value in line}, key=sortable)
     names = [name for name in metrics(trials) if not lower_is_better(name)]
     if len(values) < 2:
         return None
@@ -140,7 +140,9 @@ def sweep(trials: Sequence[Trial], setting: str, fixed: Mapping[str, Any], title
         name=f"sweep_{setting}",
         title=title,
         heads=("data", "backbone", "loss"),
-        columns=tuple((short(metric), f"{setting}={value}") for metric in names for value in values),
+        columns=tuple(
+            (short(metric), f"k={value}" if isinstance(value, int) else value) for metric in names for value in values
+        ),
         rows=tuple(rows),
         note="Each at the learning rate that is best on the validation part. Bold: the best of a row.",
     )
@@ -160,8 +162,9 @@ def points(
     return {place: line for place, line in lines.items() if len(line) > 1}
 
 
-def _sortable(value: Any) -> tuple[bool, Any]:
-    return isinstance(value, str), value
+def sortable(value: Any) -> tuple[bool, bool, Any]:
+    """A key that sorts numbers, then names, the uniform proposal before others."""
+    return isinstance(value, str), value != "uniform", value
 
 
 def against_the_paper(trials: Sequence[Trial]) -> Table:
