@@ -7,22 +7,27 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 
 from manymax.cli.console import put_json
 from manymax.errors import ArgumentError, check_choice
+from manymax.study.checkpoint import read_standing
 from manymax.study.config import RunConfig
-from manymax.study.records import Record
+from manymax.study.records import CHECKPOINT, Record
 from manymax.study.report import report
-from manymax.study.sweep import Engine, LocalEngine, Outcome, expand, read_study_file, sweep
+from manymax.study.sweep import Engine, Job, LocalEngine, Outcome, expand, read_study_file, sweep
 
 EXIT_FAILED, EXIT_STOPPED = 1, 130
+LOOK = 2.0  # seconds between two looks at the runs under way
 
 
 def study(
@@ -63,13 +68,14 @@ def study(
         return
     start = time.perf_counter()
     try:
-        with _stoppable(), _engine(engine, address, workers) as chosen:
+        with _stoppable(), _engine(engine, address, workers) as chosen, UnderWay() as watch:
             outcome = sweep(
                 configs,
                 folder,
                 title=asked.title,
                 engine=chosen,
                 hear=lambda so_far, record: _say(so_far, record, start),
+                watch=watch,
             )
     except KeyboardInterrupt:
         typer.echo(f"stopped; the same command goes on from there: {shlex.quote(str(folder))}", err=True)
@@ -128,6 +134,43 @@ def describe(config: RunConfig) -> str:
     others = [n for n in RunConfig.model_fields if n not in own and getattr(config, n) != getattr(usual, n)]
     details = "".join(f" {name}={getattr(config, name)}" for name in others)
     return f"{config.data} {config.backbone} {config.loss}{details} seed={config.seed}"
+
+
+class UnderWay:
+    """In a terminal, a line for each run that is under way, below those that have ended; elsewhere nothing.
+
+    Where a run stands is read from its checkpoint, on whatever machine it is.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(stderr=True, markup=False, emoji=False, highlight=False)
+        self.live = Live(Text(""), console=self.console, auto_refresh=False, transient=True)
+        self.shown = 0.0
+
+    def __enter__(self) -> UnderWay:
+        if self.console.is_terminal:
+            self.live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.live.stop()
+
+    def __call__(self, jobs: Sequence[Job]) -> None:
+        """Look again, every other second."""
+        if not self.console.is_terminal or time.monotonic() - self.shown < LOOK:
+            return
+        self.shown = time.monotonic()
+        self.live.update(Text("\n".join(map(_standing, jobs)), no_wrap=True, overflow="ellipsis"), refresh=True)
+
+
+def _standing(job: Job) -> str:
+    """A run that is under way in a line."""
+    config, standing = job.config, read_standing(job.folder / CHECKPOINT)
+    name = f"{config.data} {config.backbone} {config.loss} seed {config.seed}"
+    if standing is None:
+        return f"{name}: under way"
+    best = f"  best {config.monitored} {standing.best_value:.4f}" if standing.best_value is not None else ""
+    return f"{name}: epoch {standing.epoch + 1}/{config.epochs}{best}"
 
 
 def _say(outcome: Outcome, record: Record, start: float) -> None:

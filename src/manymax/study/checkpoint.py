@@ -125,3 +125,12 @@ def load_checkpoint(path: Path, content_hash: str) -> tuple[Standing, Tensors]:
     if about.get("format") != FORMAT or about.get("hash") != content_hash:
         raise ManymaxError(f"{path} belongs to another run or another version. Remove it to begin again.")
     return Standing(**about["standing"]), tensors
+
+
+def read_standing(path: Path) -> Standing | None:
+    """Where a run stood at its checkpoint, without reading the tensors; None where there is none that can be read."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return Standing(**json.loads((file.metadata() or {})["about"])["standing"])
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError):
+        return None

@@ -18,15 +18,16 @@ import sys
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
+from importlib import metadata
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from manymax import __version__
 from manymax.errors import ManymaxError
 from manymax.study.config import RunConfig
 from manymax.study.sweep import PAUSE, SAVING, Job, work
 
+VERSION = metadata.version("manymax")
 REACHING = 10.0  # seconds to find the cluster, and a worker in it
 KILLED = -9  # what stands for the exit code of a run whose workers died again and again
 
@@ -95,7 +96,7 @@ class DaskEngine:
     def start(self, job: Job, checkpoint_seconds: float) -> Any:
         """Hand the run to the cluster."""
         task = {
-            "version": __version__,
+            "version": VERSION,
             "settings": job.config.model_dump(mode="json"),
             "folder": str(job.folder.resolve()),
             "checkpoint_seconds": checkpoint_seconds,
@@ -137,8 +138,8 @@ def perform(task: dict[str, Any], place: str, stopping: str) -> int:
         place: the working directory of the study, from which paths to data count.
         stopping: name of the event that ends all runs of the study.
     """
-    if task["version"] != __version__:
-        raise ManymaxError(f"{socket.gethostname()} has manymax {__version__}, the study {task['version']}.")
+    if task["version"] != VERSION:
+        raise ManymaxError(f"{socket.gethostname()} has manymax {VERSION}, the study {task['version']}.")
     if not (study := Path(task["folder"]).parent).is_dir():
         raise ManymaxError(f"{socket.gethostname()} has no {study}: the folder must be on a shared file system.")
     process = subprocess.Popen(

@@ -182,6 +182,7 @@ def sweep(
     workers: int | None = None,
     engine: Engine | None = None,
     hear: Hear = lambda outcome, record: None,
+    watch: Callable[[Sequence[Job]], None] = lambda jobs: None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Outcome:
     """Do every run that is not done yet.
@@ -193,6 +194,7 @@ def sweep(
         workers: how many processes of this machine at a time; as many as there are cores if left out.
         engine: what does the runs instead of processes of this machine.
         hear: called with each record, also of runs that had ended before.
+        watch: called about twice a second with the runs that are under way.
         checkpoint_seconds: at least this much time between two checkpoints of a run.
 
     Returns:
@@ -210,6 +212,7 @@ def sweep(
                     working[engine.start(job, checkpoint_seconds)] = job
                 else:
                     outcome.add(record, hear)
+            watch(list(working.values()))
             for started, code in engine.ended(list(working)):
                 job = working.pop(started)
                 if (record := _after(code, job)) is None:
