@@ -467,7 +467,7 @@ def table(record: dict[str, Any], plot_at: str) -> list[str]:
         lines += ["", *growth_table(groups["growth"], plot_at)]
     peaks = "; ".join(f"{name} {value:.3g}" for name, value in next(iter(groups.values()))["limits"].items())
     about = record["environment"]
-    lines += ["", f"{about['machine']}, {about['threads']} threads, torch {about['torch']}. Limits measured: {peaks}."]
+    lines += ["", f"{about['machine']}, threads: {about['threads']}, torch {about['torch']}. Limits measured: {peaks}."]
     return lines
 
 
@@ -498,7 +498,8 @@ def growth_table(group: dict[str, Any], plot_at: str) -> list[str]:
     ]
     for name, values in group["seconds"].items():
         cells = [f"{1e3 * value:.3g}" for value in values] + [f"{slope(counts, values):.2f}"]
-        lines.append(f"| {name} | {' | '.join(cells)} | {group['paper'].get(name, '-')} |")
+        paper = group["paper"].get(name, "-").replace("|", r"\|")
+        lines.append(f"| {name} | {' | '.join(cells)} | {paper} |")
     return lines
 
 
@@ -534,6 +535,7 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     set_sizes(arguments)
+    gc.freeze()  # what the imports made need not be looked through before every run
     record, peaks = Record(arguments), limits()
     print("limits of this machine: ", "  ".join(f"{k} {v:.3g}" for k, v in peaks.items()))
     for name in arguments.only or GROUPS:

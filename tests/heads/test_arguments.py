@@ -9,7 +9,17 @@ import torch
 
 import manymax
 from manymax import ArgumentError, ArgumentTypeError, HeadOptions, UnknownNameError
-from tests.heads.plain import CASES, Case, Problem, agree, class_weights, make_problem, make_target, value_and_gradients
+from tests.heads.plain import (
+    CASES,
+    Case,
+    Problem,
+    agree,
+    class_weights,
+    make_problem,
+    make_target,
+    numbers,
+    value_and_gradients,
+)
 
 C, ROWS = 40, 8
 
@@ -139,3 +149,30 @@ def test_dtypes_of_vectors_and_bias_may_differ_from_the_queries() -> None:
         assert [result.dtype for result in actual] == [torch.float32, torch.float32, torch.bfloat16, torch.float64]
         agree(actual[:2] + actual[3:], expected[:2] + expected[3:], 1e-5)
         agree(actual[2:3], expected[2:3], 2.0**-8)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_constant_that_wants_a_gradient_gets_it_or_is_refused(case: Case) -> None:
+    """Blocks have no gradient for targets and class weights; RG, which is plain autograd, has. Never silently none."""
+    problem = make_problem(ROWS, num_classes=C)
+    constants = {"weight": class_weights(C).requires_grad_()}
+    if case.member.distributions:
+        constants["target"] = numbers(ROWS, C, generator=torch.Generator()).softmax(1).requires_grad_()
+    for name, value in constants.items():
+        options: dict[str, Any] = {"target": make_target("ids", ROWS, num_classes=C), name: value}
+        if case.member.kind == "exact":
+            with pytest.raises(ArgumentError, match=rf"`{name}` requires a gradient.*`{name}\.detach\(\)`"):
+                call(case, **options)
+            with torch.no_grad():
+                assert call(case, **options).isfinite()
+        else:
+            expected = torch.autograd.grad(case.plain(problem, **options), value)[0]
+            agree([torch.autograd.grad(call(case, **options), value)[0]], [expected], 1e-10)
+
+
+def test_a_grouped_target_that_wants_a_gradient_is_refused() -> None:
+    problem = make_problem(2, num_classes=C)
+    _, target = manymax.group_pairs(torch.tensor([0, 1, 1]), torch.tensor([4, 5, 6]))
+    target.weights.requires_grad_()
+    with pytest.raises(ArgumentError, match="`target` requires a gradient"):
+        manymax.linear_softmax_loss(problem.input, problem.linear_weight, target)

@@ -41,6 +41,17 @@ def check_linear(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | Non
         )
 
 
+def _check_constant(target: Tensor | Target, weight: Tensor | None) -> None:
+    """Refuse targets and class weights that want a gradient: blocks give one to input, vectors and bias alone."""
+    constants = {"target": target.weights if isinstance(target, Target) else target, "weight": weight}
+    for name, value in constants.items():
+        if isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled():
+            raise ArgumentError(
+                f"`{name}` requires a gradient, which this head has not: pass `{name}.detach()`, or take the plain loss"
+                " of `input @ linear_weight.T`, which has it."
+            )
+
+
 def read_head_target(
     input: Tensor, target: Tensor | Target, weight: Tensor | None, ignore_index: int, multilabel: str, classes: int
 ) -> Target:
@@ -72,6 +83,7 @@ def linear_loss(
     """A loss of `input @ linear_weight.T + linear_bias` in blocks; see `linear_softmax_loss`."""
     check_linear(input, linear_weight, linear_bias)
     check_options(reduction, label_smoothing, multilabel)
+    _check_constant(target, weight)
     chosen = read_options(options)
     queries, dtype = working(input)
     vectors, bias = (
@@ -204,6 +216,12 @@ def linear_entmax_loss(
     Where the support is small the gradient touches only its classes, so that of three matmuls one is
     left. `alpha` is a number or a scalar tensor, which gets its gradient; other arguments as in
     `linear_softmax_loss`.
+
+    Example:
+        >>> import torch, manymax
+        >>> input, vectors = torch.tensor([[1.0, 0.0]]), torch.tensor([[2.0, 0.0], [1.5, 5.0], [-1.0, 3.0]])
+        >>> manymax.linear_entmax_loss(input, vectors, torch.tensor([0]), alpha=1.5)
+        tensor(0.1844)
     """
     read = entmax.read_alpha(alpha, input)
     if read.ndim:
@@ -245,6 +263,12 @@ def linear_sparsemax_loss(
     """`sparsemax_loss` of `input @ linear_weight.T + linear_bias` without the table of scores.
 
     Arguments as in `linear_softmax_loss`.
+
+    Example:
+        >>> import torch, manymax
+        >>> input, vectors = torch.tensor([[1.0, 0.0]]), torch.tensor([[2.0, 0.0], [1.5, 5.0], [-1.0, 3.0]])
+        >>> manymax.linear_sparsemax_loss(input, vectors, torch.tensor([1]))
+        tensor(0.5625)
     """
     return linear_loss(
         lambda: entmax_kernel(2.0),
@@ -278,6 +302,12 @@ def linear_rankmax_loss(
     """`rankmax_loss` of `input @ linear_weight.T + linear_bias` without the table of scores.
 
     Arguments as in `linear_softmax_loss`; smoothing and float rows are refused as by `rankmax_loss`.
+
+    Example:
+        >>> import torch, manymax
+        >>> input, vectors = torch.tensor([[1.0, 0.0]]), torch.tensor([[2.0, 0.0], [1.5, 5.0], [-1.0, 3.0]])
+        >>> manymax.linear_rankmax_loss(input, vectors, torch.tensor([1]))
+        tensor(0.9163)
     """
     if isinstance(target, Tensor):
         rankmax.check_target(target, label_smoothing)
@@ -315,6 +345,12 @@ def linear_taylor_softmax_loss(
     """`taylor_softmax_loss` of `input @ linear_weight.T + linear_bias` without the table of scores.
 
     Arguments as in `linear_softmax_loss`.
+
+    Example:
+        >>> import torch, manymax
+        >>> input, vectors = torch.tensor([[1.0, 0.0]]), torch.tensor([[2.0, 0.0], [1.5, 5.0], [-1.0, 3.0]])
+        >>> manymax.linear_taylor_softmax_loss(input, vectors, torch.tensor([0]))
+        tensor(0.6016)
     """
     taylor_softmax.check_order(order)
     return linear_loss(
