@@ -1,9 +1,9 @@
-"""`manymax docs`: write what the documentation says of the family from `FAMILY` itself."""
+"""`manymax docs`: write what the documentation says of the family from `FAMILY` itself, and from records of runs."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,19 +13,27 @@ from manymax.cli.record import calls, cell, columns, heading, settings_text, wor
 from manymax.errors import ArgumentError
 from manymax.losses import FAMILY
 from manymax.losses.facts import Fact, Facts, Member
+from manymax.study.backbones import BACKBONES
+from manymax.study.records import RECORD, Record, read_record
+from manymax.study.references import REFERENCES
 
 BEGIN, END = "<!-- family: begin, written by `make docs` -->", "<!-- family: end -->"
 PAGE = Path("docs/family.md")
+PLANTED, PLANTED_RUNS = Path("docs/planted.md"), Path("results/planted")
 
 
 def docs(root: Annotated[Path, typer.Option(help="The top folder of a checkout.")] = Path()) -> None:
-    """Write the family table of README.md and the page docs/family.md."""
+    """Write the family table of README.md, docs/family.md and docs/planted.md."""
     readme = root / "README.md"
     if not readme.is_file():
         raise ArgumentError(f"`--root` must be the top folder of a checkout, with a README.md; got {str(root)!r}.")
     readme.write_text(with_table(readme.read_text(encoding="utf-8")), encoding="utf-8")
     (root / PAGE).write_text(family_page(), encoding="utf-8")
-    typer.echo(f"wrote README.md and {PAGE}")
+    written = ["README.md", str(PAGE)]
+    if runs := planted_runs(root):
+        (root / PLANTED).write_text(planted_page(runs), encoding="utf-8")
+        written.append(str(PLANTED))
+    typer.echo(f"wrote {', '.join(written)}")
 
 
 def with_table(readme: str) -> str:
@@ -92,6 +100,48 @@ def _section(member: Member) -> str:
 {_table(["fact", "value", "in words", "status", "source", "the paper prints"], facts)}
 
 Tested with {settings}. Reference: {member.reference}"""
+
+
+def planted_runs(root: Path) -> list[Record]:
+    """The kept records of configs/planted.toml."""
+    return [read_record(path.parent) for path in sorted((root / PLANTED_RUNS).rglob(RECORD))]
+
+
+def planted_page(runs: Sequence[Record]) -> str:
+    """The page docs/planted.md, from runs of configs/planted.toml."""
+    sections = "\n\n".join(
+        f"## {entry.title}\n\n{_learned(here)}"
+        for entry in BACKBONES.values()
+        if (here := [run for run in runs if run.settings["backbone"] == entry.name])
+    )
+    sizes, popular = runs[0].sizes, runs[0].popularity
+    return f"""# Every member on every backbone
+
+Written by `make docs` from the records in `{PLANTED_RUNS}`, which `manymax study configs/planted.toml` made: the
+paper's settings (64 dimensions, learning rate 0.001, batches of 2048, early stopping with patience 10), one seed,
+on `planted` data: {sizes["users"]:,} users, {sizes["items"]:,} items, {sizes["train"]:,} interactions to learn from.
+
+The popularity ranking has N@20 {popular["ndcg@20"]:.4f} and regret {popular["regret@20"]:.4f}. The regret is the share
+of the best possible expected DCG@20 that a ranking misses; the best one, by the true p(item | user), has none.
+
+{sections}
+"""
+
+
+def _learned(runs: Sequence[Record]) -> str:
+    """What each member learned, in the order of the family."""
+    names = [*FAMILY, *REFERENCES]
+    rows = [
+        [
+            run.settings["loss"] + (" (als)" if run.settings["solver"] == "als" else ""),
+            *(f"{run.test[name]:.4f}" for name in ("ndcg@20", "precision@20", "recall@20")),
+            f"{(run.test['ndcg@20'] or 0) / (run.popularity['ndcg@20'] or 1):.2f}",
+            f"{run.test['regret@20']:.4f}",
+            f"{run.best_epoch} of {run.epochs}",
+        ]
+        for run in sorted(runs, key=lambda run: (names.index(run.settings["loss"]), run.settings["solver"] == "als"))
+    ]
+    return _table(["member", "N@20", "P@20", "R@20", "N@20 / popularity's", "regret@20", "best epoch"], rows)
 
 
 def _table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
