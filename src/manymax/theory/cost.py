@@ -224,7 +224,7 @@ class Kernel:
 # here is taken for softmax, or, where its map is sparse, for entmax.
 DENSE = {
     "softmax": Kernel(Work(exponentials=1), tables=0, plain=2.5, calls=150),
-    "taylor_softmax": Kernel(Work(fresh=22, streamed=10), tables=8, plain=8, calls=150),
+    "taylor_softmax": Kernel(Work(passes=50), tables=0, plain=8, calls=500),
     "rankmax": Kernel(Work(streamed=8), tables=0, plain=5.5, calls=150, each=True),
     "entmax": Kernel(Work(streamed=2, passes=40), tables=0, plain=2.2, calls=500),
 }
@@ -236,7 +236,7 @@ SPARSE = {
 # padded to the one with the most.
 PER_ENTRY = Work(passes=5000, sorted=4)
 PER_SCORE = Work(fresh=10)  # of each score of a sampled step: loss and gradient
-PER_DRAW = Work(sorted=6)  # of each class that is picked by its id: drawing it, and sorting what it gets
+PER_DRAW = Work(sorted=3)  # of each class that is picked by its id: drawing it, and sorting what it gets
 
 
 def is_sparse(member: Member) -> bool:
@@ -297,7 +297,7 @@ def _sampled(member: Member, shape: Shape, plain: bool) -> Cost:
     own = shape.pairs if shape.shared else shape.pairs * (shape.num_negatives + 1)  # vectors gathered one by one
     scores = shape.pairs * (shape.num_negatives + 1)
     rows = _picked(shape, shape.num_negatives)
-    work = scores * PER_SCORE + Work(flops=4 * scores * shape.dim, calls=PER_STEP + 400)
+    work = scores * PER_SCORE + Work(flops=4 * scores * shape.dim, calls=PER_STEP + 700)
     if plain or shape.shared:
         work += Work(flops=2 * scores * shape.dim)
     if plain:  # picked vectors are kept, and so is a gradient for each, which nobody sums up
@@ -351,9 +351,9 @@ def _quadratic(member: Member, shape: Shape, plain: bool) -> Cost:
         work = Work(flops=6 * shape.table * shape.dim, fresh=22 * shape.table + shape.vectors, calls=PER_STEP)
         return _of_tables(work, 3, shape, 6 * shape.table)
     products = (shape.num_classes + shape.batch) * float(shape.dim)
-    work = Work(flops=6 * products * shape.dim, fresh=6 * shape.vectors, calls=PER_STEP + 100)
+    work = Work(flops=6 * products * shape.dim, fresh=11 * shape.vectors, calls=PER_STEP + 200)
     work += _gather(shape.num_classes, shape.dim, 2 * shape.pairs)
-    return Cost(work, 3 * products, shape.vectors, FLOAT * (5 * shape.vectors + 4 * shape.queries))
+    return Cost(work, 3 * products, shape.vectors, FLOAT * (3 * shape.vectors + 4 * shape.queries))
 
 
 _KINDS: dict[str, Callable[[Member, Shape, bool], Cost]] = {
