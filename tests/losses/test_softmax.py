@@ -77,6 +77,14 @@ def test_several_batch_dimensions(reduction: str, shape: tuple[int, ...]) -> Non
     assert_same(ours, cross_entropy(scores, rows, **options), scores)
 
 
+def test_a_row_that_is_learnt_gets_its_gradient_at_zeros_too() -> None:
+    scores, rows = normal(3, 5), torch.eye(5, dtype=torch.float64)[:3].requires_grad_()
+    found = torch.autograd.grad(softmax_loss(scores, rows, reduction="sum"), rows)
+    torch.testing.assert_close(found, torch.autograd.grad(cross_entropy(scores, rows, reduction="sum"), rows))
+    scores[:, 4] = -torch.inf  # a masked class stays out
+    assert torch.autograd.grad(softmax_loss(scores, rows, reduction="sum"), rows)[0][:, 4].eq(0).all()
+
+
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
 @pytest.mark.parametrize("weight", [None, WEIGHT], ids=["plain", "weighted"])
 def test_several_positives_are_as_many_pairs(label_smoothing: float, weight: Tensor | None) -> None:

@@ -46,7 +46,10 @@ class Target:
         """sum_i weights_i (values_i - offset), (...), where values is (..., C) and offset (..., 1)."""
         if self.ids is not None:
             values = values.gather(-1, self.ids)
-        return (self.weights * torch.where(self.weights != 0, values - offset, 0)).sum(-1)
+        difference, counts = values - offset, self.weights != 0
+        if self.weights.requires_grad:  # a weight of 0 has a gradient too, unless its class is masked
+            counts = counts | difference.isfinite()
+        return (self.weights * torch.where(counts, difference, 0)).sum(-1)
 
     def dense(self, num_classes: int) -> Tensor:
         """The weights over all classes, (..., C)."""
