@@ -191,7 +191,8 @@ def sampled_options(group: dist.ProcessGroup, name: str, settings: Mapping[str, 
         weight = class_weights(9) if weighted else None
         options = {"reduction": reduction, "multilabel": multilabel, "weight": weight, "hit_policy": hit_policy}
         sampler = {"name": "popularity" if index % 3 else "uniform"}
-        compare(group, name, problem, target, sampler=sampler, **{**settings, **options})
+        sizes = uneven(9, dist.get_world_size(group))
+        compare(group, name, problem, target, sizes, sampler=sampler, **{**settings, **options})
 
 
 def touched_rows(group: dist.ProcessGroup) -> None:
@@ -380,6 +381,22 @@ def load(group: dist.ProcessGroup, states: list[dict[str, Any]], sizes: list[int
     head = stateful(group, sizes)
     head.load_shards(states)
     return head.full_state_dict()
+
+
+def state_of(
+    group: dist.ProcessGroup, name: str, setting: Mapping[str, Any], states: list[dict[str, Any]]
+) -> tuple[dict[str, Any], dict[str, Any], float]:
+    """The state of this rank and of all, and the loss, of a member with its own vectors or with those of `states`."""
+    problem, num_classes = make_problem(6, num_classes=17), 17
+    sizes = uneven(num_classes, dist.get_world_size(group))
+    weight = class_weights(num_classes)
+    if states:  # all is to come from them
+        problem, weight = Problem(problem.input, 0 * problem.linear_weight, 0 * problem.linear_bias), 0 * weight
+    head = ShardedHead(make_head(name, problem, weight=weight, **setting), sizes=sizes, group=group)
+    if states:
+        head.load_shards(states)
+    loss = head(problem.input, make_target("ids", 6, num_classes=num_classes))
+    return head.state_dict(), head.full_state_dict(), loss.item()
 
 
 def load_wrong_part(group: dist.ProcessGroup, states: list[dict[str, Any]]) -> None:

@@ -91,16 +91,16 @@ def test_rg_can_be_differentiated_twice(pool: Pool) -> None:
 
 
 @members(SAMPLED)
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ranks", [2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (1, 3, 4))])
 def test_every_sampler(pool: Pool, name: str, setting: dict[str, Any], ranks: int) -> None:
     pool.run(ranks, jobs.every_sampler, name, setting)
 
 
 @members([*SAMPLED, *DEBIASED])
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ranks", RANKS)
 def test_every_option_of_sampled_members(pool: Pool, name: str, setting: dict[str, Any], ranks: int) -> None:
     """Half of the combinations of options for each number of ranks."""
-    pool.run(ranks, jobs.sampled_options, name, setting, ranks // 4)
+    pool.run(ranks, jobs.sampled_options, name, setting, ranks // 2 % 2)
 
 
 def test_rows_of_a_sparse_gradient(pool: Pool) -> None:
@@ -189,6 +189,17 @@ def test_a_state_survives_another_number_of_ranks(pool: Pool) -> None:
     ).double()
     alone.load_state_dict(full)
     assert torch.equal(alone.linear.weight, full["linear.weight"])
+
+
+@members([*EXACT, *SAMPLED, ("Entmax", {"alpha": 1.3, "learnable": True})])
+def test_the_state_of_every_member_survives_another_number_of_ranks(
+    pool: Pool, name: str, setting: dict[str, Any]
+) -> None:
+    states, fulls, losses = zip(*pool.run(3, jobs.state_of, name, setting, []), strict=True)
+    for ranks in (1, 2, 4):
+        loaded = pool.run(ranks, jobs.state_of, name, setting, list(states))
+        assert same(loaded[0][1], fulls[0])
+        assert [loss for _, _, loss in loaded] == pytest.approx([losses[0]] * ranks, rel=1e-12)
 
 
 def test_a_state_of_other_classes_is_refused(pool: Pool) -> None:

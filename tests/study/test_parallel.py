@@ -71,7 +71,7 @@ def wait_for_progress(process: subprocess.Popen[str], checkpoint: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are found through /proc")
 def test_a_killed_rank_is_an_error_on_the_others_and_the_run_goes_on(tmp_path: Path) -> None:
-    options = ["--epochs", "100", "--patience", "100", "--eval-every", "50", "--checkpoint-seconds", "0.05", "--out"]
+    options = ["--epochs", "30", "--patience", "30", "--eval-every", "30", "--checkpoint-seconds", "0.05", "--out"]
     cut, whole = tmp_path / "cut", tmp_path / "whole"
     for victim in (1, 0):
         process = start(TORCHRUN, *options, str(cut))
