@@ -20,7 +20,7 @@ from torch import Tensor
 from manymax.distributed.collectives import Ranks
 from manymax.errors import ArgumentError
 from manymax.heads.blocks import Block, Dense, Kernel, Result, Sparse
-from manymax.heads.kernels import support_entries, taylor_exp_slope
+from manymax.heads.kernels import PIECE, support_entries, taylor_exp_slope
 from manymax.heads.target import RowTarget
 from manymax.losses.entmax import omega_slope
 from manymax.losses.taylor_softmax import taylor_exp
@@ -57,27 +57,42 @@ def softmax_kernel(ranks: Ranks) -> Kernel:
 
 
 def taylor_kernel(ranks: Ranks, order: int) -> Kernel:
-    """Taylor-softmax: f'(s) / F - t f'(s) / f(s), dense."""
+    """Taylor-softmax: f'(s) / F - t f'(s) / f(s), dense; some rows at a time, which stay in cache."""
 
     def kernel(block: Block) -> Result:
         target, scores = block.target, block.scores
-        terms = taylor_exp(scores.double() if order > 4 else scores, order)
-        slope = torch.where(scores > -torch.inf, taylor_exp_slope(scores.to(terms.dtype), order), 0)
-        log_terms = torch.where(terms > 0, terms, 1).log()
-        spread = None
-        if target.class_weight is not None:
-            spread = (log_terms[:, : block.num_classes] * target.class_weight).sum(1)
-        inner = target.inner(target.pick(log_terms), terms.new_zeros(len(terms), 1), spread)
-        total, inner = ranks.sum(_columns(terms.sum(1), inner)).unbind(1)
+        pieces = list(simplex.row_blocks(scores.shape[0], scores.shape[1], PIECE))
+        own = torch.cat([_taylor_sums(block, rows, order) for rows in pieces])
+        total, inner = ranks.sum(own).unbind(1)
         _check_total(total, order)
         result = Result((target.total * total.log() - inner).to(scores.dtype))
         if target.coefficient is not None:
-            table = (slope / total.unsqueeze(1)).to(scores.dtype)
-            target.subtract_(table, (slope / torch.where(terms > 0, terms, 1)).to(scores.dtype))
-            result.parts.append(Dense(table, target.row_coefficient))
+            for rows in pieces:
+                _taylor_rows_(scores[rows], target[rows], total[rows], order)
+            result.parts.append(Dense(scores, target.row_coefficient))
         return result
 
     return kernel
+
+
+def _taylor_sums(block: Block, rows: slice, order: int) -> Tensor:
+    """(n, 2): this rank's sum f(s), and its part of sum_i t_i log f(s_i)."""
+    scores, target = block.scores[rows], block.target[rows]
+    terms = taylor_exp(scores.double() if order > 4 else scores, order)
+    log_terms = torch.where(terms > 0, terms, 1).log_()
+    spread = None
+    if target.class_weight is not None:
+        spread = (log_terms[:, : block.num_classes] * target.class_weight).sum(1)
+    inner = target.inner(target.pick(log_terms), terms.new_zeros(len(terms), 1), spread)
+    return _columns(terms.sum(1), inner)
+
+
+def _taylor_rows_(scores: Tensor, target: RowTarget, total: Tensor, order: int) -> None:
+    """The gradient in place of the scores (n, C)."""
+    terms = taylor_exp(scores.double() if order > 4 else scores, order)
+    slope = torch.where(scores > -torch.inf, taylor_exp_slope(scores.to(terms.dtype), order), 0)
+    scores.copy_(slope / total.unsqueeze(1))
+    target.subtract_(scores, slope.div_(torch.where(terms > 0, terms, 1)).to(scores.dtype))
 
 
 def _check_total(total: Tensor, order: int) -> None:

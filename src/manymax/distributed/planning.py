@@ -29,7 +29,8 @@ DOUBLE = 8  # bytes: sums travel in float64
 STEPS = 8  # of a threshold search
 GENERATOR = 5056  # bytes of the state of torch's generator
 MARKED = 2 * FLOAT  # a maximum, and whether it is nan
-PER_DRAW = Work(passes=60)  # of each draw, on every rank: drawing it, and finding out who has it
+PER_DRAW = Work(fresh=40, sorted=3)  # of each draw, on every rank: drawing it, and finding out who has it
+PER_ENTRY = Work(streamed=6)  # of each score of an exact member: what the sums over ranks need goes over them again
 DRAW = 64  # bytes of each draw, on every rank: its id, its log q, where it goes
 
 
@@ -111,7 +112,8 @@ def plan(member: str, shape: Shape, ranks: int, machine: Machine, network: Netwo
     own, found = (_own(row, shape, ranks), traffic(row.name, shape, ranks)) if sharded else (shape, Traffic())
     step: Cost = cost(row.name, own)
     draws = shape.pairs * shape.num_negatives if row.kind == "sampled" and ranks > 1 else 0.0
-    work = step.work + draws * PER_DRAW
+    scores = own.table if row.kind == "exact" and ranks > 1 else 0.0
+    work = step.work + draws * PER_DRAW + scores * PER_ENTRY
     memory = FLOAT * (1 + optimizer_states) * own.vectors + step.memory + draws * DRAW
     sent = found.sent(ranks) if ranks > 1 else 0.0
     exchanging = network.seconds(found, ranks) if ranks > 1 else 0.0

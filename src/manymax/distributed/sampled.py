@@ -26,6 +26,7 @@ from manymax.losses.base import Target
 from manymax.losses.nce import nce_loss
 from manymax.losses.sampled_softmax import sampled_softmax_loss
 from manymax.ops.checks import visible, working
+from manymax.ops.lookup import lookup
 from manymax.ops.picked import GATHERED
 from manymax.ops.reduction import reduce
 from manymax.samplers.base import Draw
@@ -44,7 +45,7 @@ class EntryScores(torch.autograd.Function):
         step = max(1, GATHERED // max(1, input.shape[1]))
         for start in range(0, len(ids), step):
             part = slice(start, start + step)
-            torch.sum(input[rows[part]].mul_(linear_weight[ids[part]]), 1, out=out[part])
+            torch.sum(lookup(input, rows[part]).mul_(lookup(linear_weight, ids[part])), 1, out=out[part])
         return out
 
     @staticmethod

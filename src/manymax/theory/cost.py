@@ -224,7 +224,7 @@ class Kernel:
 # here is taken for softmax, or, where its map is sparse, for entmax.
 DENSE = {
     "softmax": Kernel(Work(exponentials=1), tables=0, plain=2.5, calls=150),
-    "taylor_softmax": Kernel(Work(passes=50), tables=0, plain=8, calls=500),
+    "taylor_softmax": Kernel(Work(passes=50), tables=0, plain=8, calls=200),
     "rankmax": Kernel(Work(streamed=8), tables=0, plain=5.5, calls=150, each=True),
     "entmax": Kernel(Work(streamed=2, passes=40), tables=0, plain=2.2, calls=500),
 }
@@ -235,8 +235,8 @@ SPARSE = {
 # Of each entry of a sparse gradient: its group of 16 candidates goes through Newton's steps in float64, and rows are
 # padded to the one with the most.
 PER_ENTRY = Work(passes=5000, sorted=4)
-PER_SCORE = Work(fresh=10)  # of each score of a sampled step: loss and gradient
-PER_DRAW = Work(sorted=3)  # of each class that is picked by its id: drawing it, and sorting what it gets
+PER_SCORE = Work(fresh=4)  # of each score of a sampled step: loss and gradient
+PER_DRAW = Work(sorted=0.5)  # of each class that is picked by its id: drawing it, and sorting what it gets
 
 
 def is_sparse(member: Member) -> bool:
