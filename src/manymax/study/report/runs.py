@@ -26,6 +26,8 @@ CUTOFF = 20  # the paper's
 CHECKED = "ndcg@20"
 BESIDE = ("bpr", "bce")  # not of the family
 
+LATER = {"computation": "blocks"}  # options that came after the first records were kept
+
 
 @dataclass(frozen=True, eq=False)
 class Run:
@@ -36,8 +38,8 @@ class Run:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The settings of the run by name."""
-        return self.record.settings
+        """The settings of the run by name; an option that an older record does not know has the value it had then."""
+        return {**LATER, **self.record.settings}
 
     @cached_property
     def epochs(self) -> dict[str, Array]:
