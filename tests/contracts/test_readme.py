@@ -80,10 +80,18 @@ def test_the_version_is_the_same_everywhere() -> None:
 def test_every_dependency_has_its_reason_and_its_pin() -> None:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     # Read with a pattern: the standard library has no TOML parser before Python 3.11.
-    lists = re.findall(r"^(?:dependencies|study|dev) = (\[.*?\])", project, flags=re.MULTILINE | re.DOTALL)
-    names = {re.split(r"[<>=]", entry)[0] for text in lists for entry in ast.literal_eval(text)}
+    lists = dict(re.findall(r"^(\w+) = (\[.*?\])$", project, flags=re.MULTILINE | re.DOTALL))
+    extras = ("dependencies", "study", "track", "cluster", "dev")
+    names = {name: {re.split(r"[<>=]", entry)[0] for entry in ast.literal_eval(lists[name])} for name in extras}
     pins = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     reasons = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    assert {"torch", "typer", "pytest"} <= names
-    assert {name for name in names if not re.search(rf"^{name}==", pins, flags=re.MULTILINE)} == set()
-    assert set(re.findall(r"^\| ([\w-]+) \| (?:study|dev)? ?\|", reasons, flags=re.MULTILINE)) == names
+    installed = names["dependencies"] | names["study"] | names["dev"]
+    assert {"torch", "typer", "pytest"} <= installed
+    assert {name for name in installed if not re.search(rf"^{name}==", pins, flags=re.MULTILINE)} == set()
+    found = {
+        (name, extra)
+        for name, extras in re.findall(r"^\| ([\w-]+) \| ?([\w, ]*?) ?\|", reasons, flags=re.MULTILINE)
+        for extra in extras.split(", ")
+        if name != "Package"
+    }
+    assert found == {(name, "" if extra == "dependencies" else extra) for extra in extras for name in names[extra]}
