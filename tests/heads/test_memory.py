@@ -86,9 +86,9 @@ def test_many_positives_in_a_row(case: Case) -> None:
 
 
 def test_the_default_block_follows_from_the_number_of_classes() -> None:
-    """About 3 x 2^22 scores at a time, between 64 and 1024 rows, and nothing of the machine in it."""
+    """About 2^23 scores at a time, between 64 and 1024 rows, and nothing of the machine in it."""
     options = manymax.HeadOptions()
-    for num_classes, rows in ((16, 1024), (4096, 1024), (40_992, 256), (200_000, 64), (1_000_000, 64)):
+    for num_classes, rows in ((16, 1024), (4096, 1024), (40_992, 192), (200_000, 64), (1_000_000, 64)):
         assert options.rows(num_classes) == rows
     assert manymax.HeadOptions(block_scores=1 << 20).rows(4096) == 256
     assert manymax.HeadOptions(block_rows=7).rows(10**6) == 7

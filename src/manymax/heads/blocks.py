@@ -104,7 +104,7 @@ class Gradients:
             return
         size = part.table.shape[0]
         rows: slice | Tensor = slice(start, start + size) if part.rows is None else part.rows + start
-        table = part.table.to(self.matmul_vectors.dtype)
+        table = part.table[:, : self.num_classes].to(self.matmul_vectors.dtype)
         if self.grad_input is not None:
             self.grad_input[rows] = (table @ self.matmul_vectors).to(self.input.dtype) * part.coefficient.unsqueeze(1)
         if self.wants[1]:
@@ -116,19 +116,17 @@ class Gradients:
             else:
                 self.grad_vectors += table.T @ scaled.to(table.dtype)
         if self.grad_bias is not None:
-            self.grad_bias += part.coefficient @ part.table
+            self.grad_bias += part.coefficient @ part.table[:, : self.num_classes]
 
     def finish(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """The gradients of input, class vectors and bias."""
         self._add_entries()
-        bias = None if self.grad_bias is None else self.grad_bias[: self.num_classes]
-        return self.grad_input, self._finish_vectors() if self.wants[1] else None, bias
+        return self.grad_input, self._finish_vectors() if self.wants[1] else None, self.grad_bias
 
     def _finish_vectors(self) -> Tensor:
         if self.grad_vectors is None and self.grad_rows is not None:
             return self.grad_rows
         vectors = self.input.new_zeros(self.vectors.shape) if self.grad_vectors is None else self.grad_vectors
-        vectors = vectors[: self.num_classes]
         if self.grad_rows is not None:
             vectors += self.grad_rows
         if not self.sparse_grad:
@@ -186,27 +184,25 @@ def run(
 ) -> tuple[Tensor, Gradients, Tensor]:
     """Losses (N,), the accumulated gradients, and the gradient in the kernel's setting."""
     num_classes, padded = linear_weight.shape[0], -(-linear_weight.shape[0] // PAD) * PAD
-    vectors = linear_weight
-    if padded != num_classes:
-        vectors = torch.nn.functional.pad(linear_weight, (0, 0, 0, padded - num_classes))
-    matmul_vectors = vectors.bfloat16() if options.matmul == "bf16" else vectors
+    matmul_vectors = linear_weight.bfloat16() if options.matmul == "bf16" else linear_weight
     spread_of = None if target.class_weight is None else _spread(target.class_weight, linear_weight, linear_bias)
     step = options.rows(padded)
     buffer = input.new_empty(min(step, input.shape[0]), padded)
 
     def score(queries: Tensor, ids: Tensor | None, out: Tensor) -> Tensor:
+        scores = out[:, :num_classes]
         if options.matmul == "bf16":
-            out.copy_(queries.bfloat16() @ matmul_vectors.T)
+            scores.copy_(queries.bfloat16() @ matmul_vectors.T)
             if ids is not None:  # the few scores that the loss hangs on are not rounded
-                out.scatter_(1, ids, (vectors[ids] @ queries.unsqueeze(2)).squeeze(2))
+                scores.scatter_(1, ids, (linear_weight[ids] @ queries.unsqueeze(2)).squeeze(2))
         else:
-            torch.mm(queries, vectors.T, out=out)
+            torch.mm(queries, linear_weight.T, out=scores)
         if linear_bias is not None:
-            out[:, :num_classes] += linear_bias
+            scores += linear_bias
         out[:, num_classes:] = -torch.inf
         return out
 
-    gradients = Gradients(input, vectors, matmul_vectors, wants, options.sparse_grad, num_classes, buffer.numel())
+    gradients = Gradients(input, linear_weight, matmul_vectors, wants, options.sparse_grad, num_classes, buffer.numel())
     losses, grad_setting = [], input.new_zeros((), dtype=torch.float64)
     for start in range(0, input.shape[0], step):
         queries = input[start : start + step]

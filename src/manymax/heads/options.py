@@ -8,7 +8,7 @@ from typing import Any
 
 from manymax.errors import ArgumentError, ArgumentTypeError, check_choice, unknown_name
 
-PAD = 16  # class vectors are padded to a multiple of this: an odd row length costs a matmul dearly
+PAD = 16  # rows of scores are padded to a multiple of this: an odd length costs a matmul dearly
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class HeadOptions:
     retain_graph: keep the gradients for another backward; otherwise the first one frees them.
     """
 
-    block_scores: int = 3 << 22
+    block_scores: int = 1 << 23
     block_rows: int | None = None
     matmul: str = "float32"
     sparse_grad: bool = False

@@ -75,13 +75,13 @@ def linear_topk(
     flat, vectors = _operands(input, linear_weight)
     left_out = read_exclude(exclude, input, classes)
     padded = -(-classes // PAD) * PAD
-    vectors = torch.nn.functional.pad(vectors, (0, 0, 0, padded - classes))
     step = read_options(options).rows(padded)
     buffer = flat.new_empty(min(step, max(1, flat.shape[0])), padded)
     values, ids = flat.new_empty(flat.shape[0], k), torch.empty(flat.shape[0], k, dtype=torch.long, device=flat.device)
     for start in range(0, flat.shape[0], step):
         rows = slice(start, min(start + step, flat.shape[0]))
-        scores = torch.mm(flat[rows], vectors.T, out=buffer[: rows.stop - start])
+        scores = buffer[: rows.stop - start]
+        torch.mm(flat[rows], vectors.T, out=scores[:, :classes])
         if linear_bias is not None:
             scores[:, :classes] += linear_bias
         scores[:, classes:] = -torch.inf

@@ -37,7 +37,7 @@ from manymax.ops.picked import table_is_cheaper
 
 WAYS = ("blocked", "plain")
 FLOAT = 4  # bytes
-BLOCK = 3 << 22  # scores that a head holds at a time, as long as they are 64 rows at least
+BLOCK = 1 << 23  # scores that a head holds at a time, as long as they are 64 rows at least
 PER_STEP = 250  # calls of a step that has next to nothing to do: checks, targets, autograd
 NEAR, FAR = 1 << 20, 1 << 27  # bytes of a table that is in cache, and of one that is not
 

@@ -152,6 +152,11 @@ def test_rates_that_only_one_was_run_at_are_left_out(tmp_path: Path) -> None:
     assert [case.supports for case in judged(tmp_path, runs, 1).cases] == [None, None]
 
 
+def test_best_rates_that_are_best_by_chance_decide_nothing(tmp_path: Path) -> None:
+    runs = [run | {"quality": 0.3 if run["quality"] == 0.2 else 0.3001} for run in rates(1e-2, 1e-3, 1e-4)]
+    assert [case.supports for case in judged(tmp_path, runs, 1).cases] == [None, None]
+
+
 def test_each_loss_is_taken_at_its_own_best_rate(tmp_path: Path) -> None:
     """Sampled softmax is below NCE at the one rate and above it at the other, where both are best."""
     qualities = {("sampled_softmax", 1e-3): 0.30, ("sampled_softmax", 1e-4): 0.10}

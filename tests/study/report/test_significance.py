@@ -20,7 +20,7 @@ def trial(*runs: tuple[int, list[str], list[float]]) -> Trial:
         SimpleNamespace(settings={"seed": seed}, users=lambda m, u=users, v=values: (np.array(u), np.array(v)))
         for seed, users, values in runs
     )
-    return Trial("d", "mf", "softmax", "softmax", 1e-3, made)  # type: ignore[arg-type]
+    return Trial("d", "mf", "softmax", "softmax", 1e-3, made, {})  # type: ignore[arg-type]
 
 
 def test_it_is_the_paired_t_test_and_wilcoxon(seed: int) -> None:
@@ -67,7 +67,7 @@ def test_nothing_to_pair() -> None:
     assert compare(trial((0, ["a", "b"], [1.0, 2.0])), trial((1, ["a", "b"], [1.0, 2.0])), METRIC) is None
     assert compare(trial((0, ["a"], [1.0])), trial((0, ["a"], [2.0])), METRIC) is None
     empty = SimpleNamespace(settings={"seed": 0}, users=lambda metric: None)
-    assert compare(Trial("d", "mf", "l", "l", None, (empty,)), trial((0, ["a"], [2.0])), METRIC) is None  # type: ignore[arg-type]
+    assert compare(Trial("d", "mf", "l", "l", None, (empty,), {}), trial((0, ["a"], [2.0])), METRIC) is None  # type: ignore[arg-type]
 
 
 def test_equal_values_are_not_significant_and_a_constant_gain_is() -> None:

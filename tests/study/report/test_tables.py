@@ -109,7 +109,7 @@ def test_sweeps(tmp_path: Path) -> None:
     assert cells[0].value == pytest.approx(0.2, abs=0.01)  # the better learning rate
     proposals = tables.sweep(made(tmp_path), "sampler", {}, "q")
     assert proposals is not None
-    assert [column[1] for column in proposals.columns[:2]] == ["sampler=dns", "sampler=uniform"]
+    assert [column[1] for column in proposals.columns[:2]] == ["uniform", "dns"]
 
 
 def test_no_sweep_without_variation(tmp_path: Path) -> None:
