@@ -17,7 +17,7 @@ study: $(READY)
 
 # One thread for each of the workers: the two levels of parallelism would only fight.
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not realdata"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not realdata"
 
 check: $(READY)
 	$(BIN)/ruff check .

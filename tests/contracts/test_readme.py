@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ast
 import doctest
+import itertools
 import re
 from pathlib import Path
 
 import pytest
 
 import manymax
-from manymax.cli.docs import PAGE, family_page, with_table
+from manymax.cli.docs import PAGE, PLANTED, family_page, planted_page, planted_runs, with_table
+from manymax.study.backbones import BACKBONES
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -39,6 +41,16 @@ def test_readme_names_every_member() -> None:
 
 def test_family_page_is_current() -> None:
     assert (ROOT / PAGE).read_text(encoding="utf-8") == family_page(), "run `make docs`"
+
+
+def test_planted_page_is_current() -> None:
+    assert (ROOT / PLANTED).read_text(encoding="utf-8") == planted_page(planted_runs(ROOT)), "run `make docs`"
+
+
+def test_every_member_beats_popularity_clearly_on_every_backbone() -> None:
+    runs = {(run.settings["loss"], run.settings["backbone"]): run for run in planted_runs(ROOT)}
+    assert set(runs) >= set(itertools.product(manymax.FAMILY, BACKBONES))
+    assert [key for key, run in runs.items() if run.test["ndcg@20"] < 1.3 * run.popularity["ndcg@20"]] == []
 
 
 def test_readme_has_an_example() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -17,6 +17,8 @@ from torch import Tensor
 
 import manymax
 from manymax import FAMILY
+from manymax.heads import compiled
+from manymax.heads.options import read_options
 from manymax.losses.facts import Member
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
@@ -31,12 +33,15 @@ class Case:
 
     member: Member
     setting: Mapping[str, Any] = field(default_factory=dict)
+    compiled: bool = False
 
     @property
     def function(self) -> Callable[..., Tensor]:
         return getattr(manymax, f"linear_{self.member.name}_loss")
 
     def head(self, problem: Problem, target: Any, **options: Any) -> Tensor:
+        if self.compiled:
+            options["options"] = replace(read_options(options.get("options")), compiled=True)
         return self.function(
             problem.input,
             problem.linear_weight,
@@ -63,6 +68,11 @@ CASES = [
     for member in FAMILY.values()
     if member.kind in ("exact", "quadratic")
     for setting in SETTINGS.get(member.name, [{}])
+]
+no_compiler = pytest.mark.skipif(not compiled.available(), reason="no C++ compiler that works")
+CASES += [
+    pytest.param(Case(FAMILY[name], setting, compiled=True), id=f"{name}-compiled", marks=no_compiler)
+    for name, setting in (("sparsemax", {}), ("entmax", {"alpha": 1.5}), ("rankmax", {}))
 ]
 
 

@@ -31,18 +31,28 @@ def finish(process: subprocess.Popen[str]) -> tuple[str, str, int]:
     return out, errors, process.returncode
 
 
+OPTIONS = ["--epochs", "30", "--patience", "30", "--eval-every", "30", "--checkpoint-seconds", "0.05", "--out"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run by two processes that nothing has disturbed."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    out, errors, code = finish(start(TORCHRUN, *OPTIONS, str(folder)))
+    assert code == 0, errors
+    assert out.count("ndcg@20") == 1, "only the first rank speaks"
+    assert errors.count("epoch 30/30") == 1
+    return folder
+
+
 @pytest.mark.slow
-def test_two_processes_give_the_result_of_one(tmp_path: Path) -> None:
-    results = {}
-    for name, launcher in (("one", ALONE), ("two", TORCHRUN)):
-        out, errors, code = finish(start(launcher, "--epochs", "2", "--out", str(tmp_path / name)))
-        assert code == 0, errors
-        assert out.count("ndcg@20") == 1, "only the first rank speaks"
-        assert errors.count("epoch 1/2") == 1
-        results[name] = read_record(tmp_path / name)
-    assert results["two"].test == pytest.approx(results["one"].test, abs=2e-2)
-    assert results["two"].machine["ranks"] == 2
-    assert {path.name for path in (tmp_path / "two").iterdir()} == {path.name for path in (tmp_path / "one").iterdir()}
+def test_two_processes_give_the_result_of_one(whole: Path, tmp_path: Path) -> None:
+    _, errors, code = finish(start(ALONE, *OPTIONS, str(tmp_path / "one")))
+    assert code == 0, errors
+    one, two = read_record(tmp_path / "one"), read_record(whole)
+    assert two.test == pytest.approx(one.test, abs=2e-2)
+    assert two.machine["ranks"] == 2
+    assert {path.name for path in whole.iterdir()} == {path.name for path in (tmp_path / "one").iterdir()}
 
 
 def ranks_of(torchrun: int) -> dict[int, int]:
@@ -70,11 +80,10 @@ def wait_for_progress(process: subprocess.Popen[str], checkpoint: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are found through /proc")
-def test_a_killed_rank_is_an_error_on_the_others_and_the_run_goes_on(tmp_path: Path) -> None:
-    options = ["--epochs", "30", "--patience", "30", "--eval-every", "30", "--checkpoint-seconds", "0.05", "--out"]
-    cut, whole = tmp_path / "cut", tmp_path / "whole"
+def test_a_killed_rank_is_an_error_on_the_others_and_the_run_goes_on(whole: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut"
     for victim in (1, 0):
-        process = start(TORCHRUN, *options, str(cut))
+        process = start(TORCHRUN, *OPTIONS, str(cut))
         wait_for_progress(process, cut / CHECKPOINT)
         os.kill(ranks_of(process.pid)[victim], signal.SIGKILL)
         _, errors, code = finish(process)
@@ -82,10 +91,9 @@ def test_a_killed_rank_is_an_error_on_the_others_and_the_run_goes_on(tmp_path: P
         assert "manymax: another rank has ended, or cannot be reached" in errors
         assert "goes on from the last checkpoint" in errors
         assert not (cut / RECORD).exists() or read_record(cut).status == "failed"
-    _, errors, code = finish(start(TORCHRUN, *options, str(cut)))
+    _, errors, code = finish(start(TORCHRUN, *OPTIONS, str(cut)))
     assert code == 0, errors
     assert ", from epoch " in errors
-    assert finish(start(TORCHRUN, *options, str(whole)))[2] == 0
     records = [read_record(folder) for folder in (cut, whole)]
     assert records[0].test == records[1].test
     weights = [load_file(folder / MODEL) for folder in (cut, whole)]

@@ -18,6 +18,7 @@ from manymax.errors import ArgumentError, ManymaxError
 from manymax.losses import FAMILY
 from manymax.study.records import MODEL, PROBE, RECORD, Record, read_record
 from manymax.study.references import REFERENCES
+from manymax.study.run import run
 from manymax.study.sweep import StudyConfig, expand, read_study_file, sweep
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -253,46 +254,42 @@ class TestKilled:
         (tmp_path / "study.toml").write_text(FILE, encoding="utf-8")
         return tmp_path / "study.toml"
 
-    def test_killed_parents_and_workers_change_nothing(
+    def test_killed_workers_and_parents_change_nothing(
         self, start: Start, file: Path, tmp_path: Path, seed: int
     ) -> None:
-        """kill -9 on the study, on its runs, and again: the records are as if nothing had happened."""
+        """kill -9 on the runs of a study, then on itself, twice: the records are as if nothing had happened."""
         chance, killed = random.Random(seed), tmp_path / "killed"
-        for victim in ("parent", "worker", "parent", "worker"):
+        for _ in range(2):
             process = start(file, killed)
-            while not (workers := runs_of(process.pid)) and process.poll() is None:
-                time.sleep(0.05)
+            wait_for(lambda pid=process.pid: runs_of(pid))
             time.sleep(chance.uniform(0.2, 1.5))
-            if victim == "parent":
-                process.kill()
-                process.communicate()
-                wait_for(lambda workers=workers: not any(map(alive, workers)))
-            else:
-                for worker in runs_of(process.pid):
-                    os.kill(worker, signal.SIGKILL)
-                time.sleep(1)
-                process.kill()
-                process.communicate()
-        process = start(file, killed)
-        last, errors = process.communicate(timeout=300)
+            for worker in runs_of(process.pid):
+                os.kill(worker, signal.SIGKILL)
+            time.sleep(chance.uniform(0.2, 1.5))
+            workers = runs_of(process.pid)
+            process.kill()
+            process.communicate()
+            wait_for(lambda workers=workers: not any(map(alive, workers)))
+        last, errors = start(file, killed).communicate(timeout=300)
         assert last == "done 4\n", errors
-        assert python(SCRIPT, str(file), str(tmp_path / "whole")).stdout == "done 4\n"
-        assert outcome_of(killed) == outcome_of(tmp_path / "whole")
-        assert len(outcome_of(killed)) == 4
+        assert outcome_of(killed) == uninterrupted(file, tmp_path / "whole")
         assert not list(killed.rglob("*.partial"))
 
-    def test_a_study_survives_its_workers(self, start: Start, file: Path, tmp_path: Path) -> None:
-        process = start(file, tmp_path / "out")
-        wait_for(lambda: runs_of(process.pid))
-        os.kill(runs_of(process.pid)[0], signal.SIGKILL)
-        last, errors = process.communicate(timeout=300)
-        assert last == "done 4\n", errors
-
-    def test_two_studies_in_one_folder(self, start: Start, file: Path, tmp_path: Path) -> None:
+    def test_two_studies_in_one_folder_survive_their_workers(self, start: Start, file: Path, tmp_path: Path) -> None:
         both = [start(file, tmp_path / "out") for _ in range(2)]
+        wait_for(lambda: runs_of(both[0].pid))
+        os.kill(runs_of(both[0].pid)[0], signal.SIGKILL)
         assert [process.communicate(timeout=300)[0] for process in both] == ["done 4\n"] * 2
-        assert python(SCRIPT, str(file), str(tmp_path / "alone")).stdout == "done 4\n"
-        assert outcome_of(tmp_path / "out") == outcome_of(tmp_path / "alone")
+        assert outcome_of(tmp_path / "out") == uninterrupted(file, tmp_path / "alone")
+
+
+def uninterrupted(file: Path, folder: Path) -> dict[str, tuple[Record, dict]]:
+    """The outcome of the same four runs, one after the other and in this process."""
+    for config in expand(read_study_file(file)):
+        run(config, folder / config.content_hash())
+    outcome = outcome_of(folder)
+    assert len(outcome) == 4
+    return outcome
 
 
 def alive(pid: int) -> bool:

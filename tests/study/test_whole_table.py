@@ -8,7 +8,7 @@ from torch.autograd import gradcheck
 
 import manymax
 from manymax.errors import ArgumentError
-from manymax.study.config import RunConfig
+from manymax.study.config import COMPILED_LOSSES, RunConfig
 from manymax.study.data.interactions import Lists, Split
 from manymax.study.heads import build_head
 from manymax.study.whole_table import TABLE_LOSSES, WholeTable
@@ -56,3 +56,12 @@ def test_what_it_does_not_know_is_refused() -> None:
         RunConfig(loss="nce", computation="table")
     with pytest.raises(ArgumentError, match="knows alpha 1"):
         RunConfig(loss="entmax", alpha=1.3, computation="table")
+    with pytest.raises(ArgumentError, match="is for sparsemax, entmax, rankmax; got 'softmax'"):
+        RunConfig(loss="softmax", computation="compiled")
+
+
+@pytest.mark.parametrize("loss", COMPILED_LOSSES)
+def test_compiled_is_an_option_of_the_head(loss: str) -> None:
+    split = Split(lists(), lists(), lists(), num_items=C)
+    chosen = [build_head(RunConfig(loss=loss, computation=way), split).options for way in ("blocks", "compiled")]
+    assert [options.compiled for options in chosen] == [False, True]

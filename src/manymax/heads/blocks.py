@@ -60,6 +60,7 @@ class Block:
     """What a kernel sees: scores (n, C') that it may overwrite, -inf in the columns past num_classes.
 
     spread: (n,) sum_c class_weight_c s_c in float64 if there is smoothing; rescore recomputes rows of the block.
+    compiled: whether heads/compiled.py is to do what it can.
     """
 
     scores: Tensor
@@ -67,6 +68,7 @@ class Block:
     num_classes: int
     spread: Tensor | None
     rescore: Callable[[Tensor], Tensor]
+    compiled: bool = False
 
 
 Kernel = Callable[[Block], Result]
@@ -140,8 +142,11 @@ class Gradients:
         rows, classes, values = (torch.cat([getattr(e, k) for e in self.entries]) for k in _FIELDS)
         self.entries.clear()
         if self.grad_input is not None:
-            order = rows.int().argsort(stable=True)  # a radix sort: int32 keys are several times faster
-            self.grad_input += bags(rows[order], classes[order], values[order], self.vectors, self.input.shape[0])
+            by_row = rows, classes, values
+            if bool((rows[1:] < rows[:-1]).any()):
+                order = rows.int().argsort(stable=True)  # a radix sort: int32 keys are several times faster
+                by_row = rows[order], classes[order], values[order]
+            self.grad_input += bags(*by_row, self.vectors, self.input.shape[0])
         if self.grad_bias is not None:
             self.grad_bias.index_add_(0, classes, values)
         if not self.wants[1]:
@@ -210,7 +215,7 @@ def run(
         part = target[start : start + step]
         scores = score(queries, part.ids, buffer[: len(queries)])
         rescore = partial(_rescore, score, queries, part.ids, padded)
-        result = kernel(Block(scores, part, num_classes, spread, rescore))
+        result = kernel(Block(scores, part, num_classes, spread, rescore, options.compiled))
         losses.append(result.losses)
         for gradient in result.parts:
             gradients.add(start, gradient)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from manymax.errors import ArgumentError
+from manymax.heads import compiled
 from manymax.heads.blocks import Block, Dense, Kernel, Result, Sparse
 from manymax.heads.target import RowTarget
 from manymax.losses.entmax import omega_slope
@@ -20,6 +21,7 @@ from manymax.ops import simplex
 from manymax.ops.checks import check_finite
 
 PIECE = 1 << 17  # scores at a time where a block is gone over several times: they and two tables more stay in cache
+COMPILED = {1.5: compiled.ENTMAX, 2.0: compiled.SPARSEMAX}  # the alphas that rows.cpp has
 MOST_PASSES = 16  # positives of a row; for more, a search for the place of each score is cheaper than a pass each
 
 
@@ -65,6 +67,10 @@ def entmax_kernel(alpha: float, wants_alpha: bool = False) -> Kernel:
         nonlocal dense_before
         target, scores = block.target, block.scores
         picked = target.pick(scores).clone()
+        if block.compiled and alpha in COMPILED and not wants_alpha and compiled.serves(block):
+            maximum, conjugate, made = compiled.run(block, COMPILED[alpha])
+            values = target.total * conjugate.to(scores.dtype) - target.inner(picked, maximum, block.spread)
+            return Result(values, made)
         parts, wide, maximum = _candidates(scores, alpha, dense_before)
         dense_before = len(wide) == scores.shape[0]
         check_finite(maximum)
@@ -203,9 +209,13 @@ def rankmax_kernel() -> Kernel:
         if target.ids is None:
             target = _listed(target)
         target, labels = _by_label(target, target.pick(scores))
+        masked = bool((labels == -torch.inf).any())
+        if block.compiled and not masked and compiled.serves(replace(block, target=target)):
+            _, losses, made = compiled.run(replace(block, target=target), compiled.RANKMAX, labels)
+            return Result(losses.to(scores.dtype), made)
         heads = simplex.group_maxima(scores)
         check_finite(heads.amax(1))
-        if (labels == -torch.inf).any():
+        if masked:
             raise ArgumentError("`target` names a class whose score is -inf: a masked class cannot be a positive.")
         lowest = labels[:, :1]
         parts, wide = simplex.collect(scores, heads, lowest, lowest, torch.full_like(lowest, -1.0))

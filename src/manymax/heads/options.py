@@ -21,6 +21,8 @@ class HeadOptions:
     matmul: "float32", or "bf16" for matmuls in bfloat16 with everything else in float32.
     sparse_grad: give `linear_weight` a gradient of the touched rows only (a sparse COO tensor).
     retain_graph: keep the gradients for another backward; otherwise the first one frees them.
+    compiled: sparsemax, entmax-1.5 and rankmax on a CPU by code that is compiled at its first use, which needs a C++
+        compiler. Results are the same but for rounding. Without effect on other members and devices, and on shards.
     """
 
     block_scores: int = 1 << 23
@@ -28,6 +30,7 @@ class HeadOptions:
     matmul: str = "float32"
     sparse_grad: bool = False
     retain_graph: bool = False
+    compiled: bool = False
 
     def rows(self, num_classes: int) -> int:
         """Rows of a block, a multiple of 64: every block reads all class vectors, which fewer rows would not repay."""

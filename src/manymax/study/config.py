@@ -17,6 +17,7 @@ from manymax.study.metrics import METRICS
 from manymax.study.references import REFERENCES
 from manymax.study.whole_table import TABLE_LOSSES
 
+COMPILED_LOSSES = ("sparsemax", "entmax", "rankmax")  # those of heads/rows.cpp
 SAMPLED = tuple(name for name, member in FAMILY.items() if member.kind == "sampled")
 
 # (options, deciding option, values): elsewhere these options have no effect and must keep their default.
@@ -103,8 +104,8 @@ class RunConfig(BaseModel):
     multilabel: Literal["sum", "normalized"] = Field("sum", description="Sum over a user's positives, or mean.")
     label_smoothing: float = Field(0.0, ge=0, le=1, description="Share of the target spread over all items.")
 
-    computation: Literal["blocks", "table"] = Field(
-        "blocks", description="Of exact losses: the heads' blocks, or whole tables and sorting, to compare seconds."
+    computation: Literal["blocks", "compiled", "table"] = Field(
+        "blocks", description="Of exact losses: blocks, those in compiled code, or whole tables, to compare seconds."
     )
 
     solver: Literal["gradient", "als"] = Field("gradient", description="Adam, or alternating least squares (mf, rg).")
@@ -199,6 +200,8 @@ class RunConfig(BaseModel):
             raise ArgumentError("`solver='als'` solves loss 'rg' on backbone 'mf' with scale 'dot'; got another.")
         if self.computation == "table" and (self.alpha, self.label_smoothing, self.multilabel) != (1.5, 0.0, "sum"):
             raise ArgumentError("`computation='table'` knows alpha 1.5, label_smoothing 0 and multilabel 'sum' alone.")
+        if self.computation == "compiled" and self.loss not in COMPILED_LOSSES:
+            raise ArgumentError(f"`computation='compiled'` is for {', '.join(COMPILED_LOSSES)}; got {self.loss!r}.")
         metric, _, cutoff = self.monitored.partition("@")
         check_choice("monitor", metric, METRICS)
         check_choice("monitor", cutoff, map(str, self.cutoffs))

@@ -68,7 +68,10 @@ def _exact(config: RunConfig) -> dict[str, Any]:
     return {
         "multilabel": config.multilabel,
         "label_smoothing": config.label_smoothing,
-        "options": {"matmul": "bf16" if config.bf16 else "float32"},
+        "options": {
+            "matmul": "bf16" if config.bf16 else "float32",
+            "compiled": config.computation == "compiled",
+        },
     }
 
 

@@ -1,0 +1,370 @@
+// Rows of scores to rows of the gradient, for the sparse members: what heads/kernels.py does in a dozen passes over a
+// block of scores is done here row by row, while the row is in cache. Formulas and names are those of ops/simplex.py.
+//
+// A row whose gradient has few entries (one class in 32 at most) is replaced by them: `count` values, then,
+// from the middle of the row on, their classes as int32. Any other row is replaced by its gradient, and count is -1.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+namespace {
+
+constexpr int64_t SPARSE = 48;  // a gradient with one class in so many, or fewer, is kept as entries
+constexpr int64_t GROUP = 16;   // classes of which one is looked at for a start
+constexpr int64_t PIECE = 256;  // classes that are summed in the precision of the scores before they go into a double
+
+template <typename T>
+struct Batch {
+  T* scores;             // (n, stride)
+  int64_t n, stride, classes;
+  const int64_t* ids;    // (n, positives)
+  const T* weights;      // (n, positives); 0 where there is no positive
+  int64_t positives;
+  const T* total;        // (n,) sum of the weights
+  const T* coefficient;  // (n,) factor of the gradient, or null: none is wanted
+  T* maximum;            // (n,) out: nan where a score is
+  double* value;         // (n,) out: Omega*(s) - max s, or the loss of rankmax
+  int64_t* count;        // (n,) out
+};
+
+template <typename T>
+struct Row {
+  T* scores;
+  int64_t classes, half;  // classes, and where the classes of the entries begin
+  std::vector<T> found;
+  std::vector<int32_t> at;
+
+  // The scores above reference + cut; the difference comes first, because the sum would be rounded to the reference.
+  int64_t above(T reference, T cut) const {
+    const T* s = scores;
+    int64_t total = 0;
+    for (int64_t start = 0, n = classes; start < n; start += PIECE) {
+      const int64_t end = std::min(n, start + PIECE);
+      int32_t some = 0;
+#pragma omp simd reduction(+ : some)
+      for (int64_t c = start; c < end; ++c) some += s[c] - reference > cut;
+      total += some;
+    }
+    return total;
+  }
+
+  void gather(T reference, T cut) {
+    const T* s = scores;
+    found.clear();
+    at.clear();
+    for (int64_t start = 0, n = classes; start < n; start += 64) {
+      const int64_t end = std::min(n, start + 64);
+      int32_t some = 0;
+#pragma omp simd reduction(+ : some)
+      for (int64_t c = start; c < end; ++c) some += s[c] - reference > cut;
+      if (some == 0) continue;
+      for (int64_t c = start; c < end; ++c)
+        if (s[c] - reference > cut) {
+          found.push_back(s[c] - reference);
+          at.push_back(static_cast<int32_t>(c));
+        }
+    }
+  }
+
+  // Keep values[k] at classes at[k]; false if they are too many.
+  bool keep(const std::vector<double>& values, int64_t* count) {
+    const int64_t n = static_cast<int64_t>(values.size());
+    if ((n - std::count(values.begin(), values.end(), 0.0)) * SPARSE > classes) return false;
+    int32_t* places = reinterpret_cast<int32_t*>(scores + half);
+    int64_t kept = 0;
+    for (int64_t k = 0; k < n; ++k) {
+      if (values[k] == 0) continue;
+      scores[kept] = static_cast<T>(values[k]);
+      places[kept++] = at[k];
+    }
+    *count = kept;
+    return true;
+  }
+};
+
+template <typename T>
+T maximum(const T* s, int64_t n) {
+  T top = -std::numeric_limits<T>::infinity();
+  int nan = 0;
+#pragma omp simd reduction(max : top) reduction(| : nan)
+  for (int64_t c = 0; c < n; ++c) {
+    top = s[c] > top ? s[c] : top;
+    nan |= s[c] != s[c];
+  }
+  return nan ? std::numeric_limits<T>::quiet_NaN() : top;
+}
+
+struct Sums {
+  double total = 0, slope = 0;  // F = sum p and A = sum p^(1 - beta)
+  int64_t support = 0;
+};
+
+// At level w, of the scores s - reference; U is the precision within a piece. ORDER is 2 for sparsemax, 1 for
+// entmax-1.5: p = u^(1/beta) with u = max(0, w + beta d).
+template <int ORDER, typename U, typename T>
+Sums sums(const T* s, int64_t n, T reference, double w) {
+  Sums out;
+  const U level = static_cast<U>(w), beta = static_cast<U>(ORDER == 2 ? 1.0 : 0.5);
+  for (int64_t start = 0; start < n; start += PIECE) {
+    const int64_t end = std::min(n, start + PIECE);
+    U first = 0, second = 0;
+    int32_t inside = 0;
+#pragma omp simd reduction(+ : first, second, inside)
+    for (int64_t c = start; c < end; ++c) {
+      const U u0 = level + beta * static_cast<U>(s[c] - reference);
+      const U u = u0 > 0 ? u0 : 0;
+      first += u;
+      second += u * u;
+      inside += u0 > 0;
+    }
+    out.total += ORDER == 2 ? first : second;
+    out.slope += ORDER == 2 ? inside : first;
+    out.support += inside;
+  }
+  return out;
+}
+
+// One Newton step on F^beta = mass^beta; it ends above the root.
+template <int ORDER>
+double step(const Sums& f, double mass = 1) {
+  return (f.total - (ORDER == 2 ? mass : std::sqrt(mass * f.total))) / f.slope;
+}
+
+// A level to begin at, from every 16th class; within what p_top can be, from 1/C to 1.
+template <int ORDER, typename T>
+double start(Row<T>& row, T top) {
+  row.found.clear();
+  for (int64_t c = 0; c < row.classes; c += GROUP) row.found.push_back(row.scores[c] - top);
+  const auto n = static_cast<int64_t>(row.found.size());
+  const double mass = static_cast<double>(n) / row.classes, low = std::pow(1.0 / row.classes, ORDER == 2 ? 1 : 0.5);
+  double w = 1;
+  for (int k = 0; k < 60; ++k) {
+    const Sums f = sums<ORDER, T>(row.found.data(), n, T(0), w);
+    if (!(f.slope > 0)) return low;
+    const double by = step<ORDER>(f, mass);
+    w -= by;
+    if (std::abs(by) <= 1e-3 * w) break;
+  }
+  return std::min(1.0, std::max(low, w));
+}
+
+template <int ORDER, typename T>
+void entmax_row(const Batch<T>& b, int64_t r, Row<T>& row, std::vector<double>& values) {
+  const double beta = ORDER == 2 ? 1.0 : 0.5, alpha = 1 + beta;
+  T* const s = row.scores;
+  const int64_t n = row.classes;
+  const T top = b.maximum[r] = maximum(s, n);
+  b.value[r] = 0;
+  b.count[r] = 0;
+  if (!std::isfinite(top)) return;
+  double w = 1;
+  int64_t support = row.above(top, static_cast<T>(-1 / beta));
+  if (support * 4 > n) w = start<ORDER>(row, top);
+  // over the whole row, as long as much of it may be in the support
+  for (int k = 0; k < 60 && support * 4 > n; ++k) {
+    const Sums f = sums<ORDER, T>(s, n, top, w);
+    const double by = step<ORDER>(f);
+    w -= by;
+    support = f.support;
+    if (std::abs(by) <= 8 * std::numeric_limits<T>::epsilon() * w) break;
+  }
+  const bool few = support * 4 <= n;
+  double mean = 0;
+  if (few) {  // over what is left of it, in double
+    // w is above the root but for rounding: a little more does no harm
+    row.gather(top, static_cast<T>(-w * (1 + 1e-5) / beta));
+    const int64_t size = static_cast<int64_t>(row.found.size());
+    for (int k = 0; k < 60; ++k) {
+      const double by = step<ORDER>(sums<ORDER, double>(row.found.data(), size, T(0), w));
+      w -= by;
+      if (std::abs(by) <= 4e-16 * w) break;
+    }
+    values.assign(size, 0);
+    for (int64_t k = 0; k < size; ++k) {
+      const double u = std::max(0.0, w + beta * row.found[k]);
+      values[k] = ORDER == 2 ? u : u * u;
+      mean += u * values[k];
+    }
+  } else {
+    const T level = static_cast<T>(w), half = static_cast<T>(beta);
+    for (int64_t start = 0; start < n; start += PIECE) {
+      const int64_t end = std::min(n, start + PIECE);
+      T part = 0;
+#pragma omp simd reduction(+ : part)
+      for (int64_t c = start; c < end; ++c) {
+        const T u0 = level + half * (s[c] - top), u = u0 > 0 ? u0 : 0, p = ORDER == 2 ? u : u * u;
+        part += u * p;
+        s[c] = p;
+      }
+      mean += part;
+    }
+  }
+  b.value[r] = (mean - 1) / alpha - (w - 1) / beta;
+  if (!b.coefficient) return;
+  const double factor = b.coefficient[r], total = b.total[r];
+  const int64_t* ids = b.ids + r * b.positives;
+  const T* weights = b.weights + r * b.positives;
+  if (few) {
+    for (double& p : values) p *= total;
+    const auto end = static_cast<int64_t>(row.at.size());
+    for (int64_t j = 0; j < b.positives; ++j) {
+      if (weights[j] == 0) continue;
+      const auto first = row.at.begin(), last = first + end;
+      const auto place = std::lower_bound(first, last, static_cast<int32_t>(ids[j]));
+      if (place != last && *place == ids[j]) {
+        values[place - first] -= weights[j];
+      } else {
+        row.at.push_back(static_cast<int32_t>(ids[j]));
+        values.push_back(-weights[j]);
+      }
+    }
+    for (double& g : values) g *= factor;
+    if (row.keep(values, b.count + r)) return;
+    std::fill(s, s + n, T(0));
+    for (size_t k = 0; k < values.size(); ++k) s[row.at[k]] += static_cast<T>(values[k]);
+  } else {
+    const T scale = static_cast<T>(factor * total);
+    for (int64_t c = 0; c < n; ++c) s[c] *= scale;
+    for (int64_t j = 0; j < b.positives; ++j) s[ids[j]] -= static_cast<T>(factor * weights[j]);
+  }
+  b.count[r] = -1;
+}
+
+// The labels are sorted, lowest first; +inf stands for no positive.
+template <typename T>
+void rankmax_row(const Batch<T>& b, const T* labels, int64_t r, Row<T>& row, std::vector<double>& values) {
+  T* const s = row.scores;
+  const int64_t classes = row.classes;
+  b.maximum[r] = maximum(s, classes);
+  b.value[r] = 0;
+  b.count[r] = 0;
+  int64_t n = 0;
+  while (n < b.positives && labels[n] < std::numeric_limits<T>::infinity()) ++n;
+  if (!std::isfinite(b.maximum[r]) || n == 0) return;
+  const T lowest = labels[0];
+  const bool few = (row.above(lowest, T(-1)) + n) * SPARSE <= classes;
+  std::vector<double> cuts(n), sizes(n + 1, 0), totals(n + 1, 0), shares(n + 1, 0);
+  for (int64_t p = 0; p < n; ++p) cuts[p] = static_cast<double>(labels[p] - lowest) - 1;
+  // how many cuts are below d = s - lowest
+  const auto bucket = [&](double d) {
+    if (n == 1) return static_cast<int64_t>(d > cuts[0]);
+    return static_cast<int64_t>(std::lower_bound(cuts.begin(), cuts.end(), d) - cuts.begin());
+  };
+  if (few) {
+    row.gather(lowest, T(-1));
+    for (const T d : row.found) {
+      const int64_t k = bucket(d);
+      sizes[k] += 1;
+      totals[k] += d;
+    }
+  } else if (n == 1) {
+    for (int64_t start = 0; start < classes; start += PIECE) {
+      const int64_t end = std::min(classes, start + PIECE);
+      T sum = 0;
+      int32_t size = 0;
+#pragma omp simd reduction(+ : sum, size)
+      for (int64_t c = start; c < end; ++c) {
+        const T d = s[c] - lowest;
+        sum += d > -1 ? d : 0;
+        size += d > -1;
+      }
+      sizes[1] += size;
+      totals[1] += sum;
+    }
+  } else {
+    for (int64_t c = 0; c < classes; ++c) {
+      const double d = s[c] - lowest;
+      if (!(d > -1)) continue;
+      const int64_t k = bucket(d);
+      sizes[k] += 1;
+      totals[k] += d;
+    }
+  }
+  const int64_t* ids = b.ids + r * b.positives;
+  const T* weights = b.weights + r * b.positives;
+  for (int64_t p = n; p-- > 0;) {  // bucket p + 1 holds what is above cut p and not above the next
+    if (p + 1 < n) {
+      sizes[p + 1] += sizes[p + 2];
+      totals[p + 1] += totals[p + 2];
+    }
+    const double sum = std::max(1.0, totals[p + 1] - sizes[p + 1] * cuts[p]);
+    b.value[r] += weights[p] * std::log(sum);
+    if (b.coefficient) shares[p + 1] = static_cast<double>(b.coefficient[r]) * weights[p] / sum;
+  }
+  if (!b.coefficient) return;
+  values.clear();
+  std::vector<double> own(n);
+  for (int64_t p = 0; p < n; ++p) own[p] = -shares[p + 1] * sizes[p + 1];
+  for (int64_t p = 1; p <= n; ++p) shares[p] += shares[p - 1];
+  if (few) {
+    for (const T d : row.found) values.push_back(shares[bucket(d)]);
+    for (int64_t p = 0; p < n; ++p) {
+      values.push_back(own[p]);
+      row.at.push_back(static_cast<int32_t>(ids[p]));
+    }
+    row.keep(values, b.count + r);
+    return;
+  }
+  if (n == 1) {
+    const T share = static_cast<T>(shares[1]);
+#pragma omp simd
+    for (int64_t c = 0; c < classes; ++c) s[c] = s[c] - lowest > -1 ? share : 0;
+  } else {
+    for (int64_t c = 0; c < classes; ++c) s[c] = static_cast<T>(shares[bucket(s[c] - lowest)]);
+  }
+  for (int64_t p = 0; p < n; ++p) s[ids[p]] += static_cast<T>(own[p]);
+  b.count[r] = -1;
+}
+
+// member: 2 is sparsemax, 1 entmax-1.5, 0 rankmax.
+template <typename T>
+void rows(const Batch<T>& b, const T* labels, int member, int threads) {
+#pragma omp parallel num_threads(threads)
+  {
+    Row<T> row;
+    std::vector<double> values;
+    row.classes = b.classes;
+    row.half = b.stride / 2;
+#pragma omp for schedule(dynamic, 4)
+    for (int64_t r = 0; r < b.n; ++r) {
+      row.scores = b.scores + r * b.stride;
+      if (member == 2) entmax_row<2>(b, r, row, values);
+      if (member == 1) entmax_row<1>(b, r, row, values);
+      if (member == 0) rankmax_row(b, labels + r * b.positives, r, row, values);
+    }
+  }
+}
+
+// The entries of all rows, one row after the other.
+template <typename T>
+void entries(const T* scores, int64_t n, int64_t stride, const int64_t* count, int64_t* row, int64_t* at, T* values) {
+  for (int64_t r = 0; r < n; ++r) {
+    const T* from = scores + r * stride;
+    const int32_t* places = reinterpret_cast<const int32_t*>(from + stride / 2);
+    for (int64_t k = 0; k < count[r]; ++k) {
+      *row++ = r;
+      *at++ = places[k];
+      *values++ = from[k];
+    }
+  }
+}
+
+}  // namespace
+
+#define EXPORT(T, SUFFIX)                                                                                              \
+  extern "C" void rows_##SUFFIX(T* scores, int64_t n, int64_t stride, int64_t classes, const int64_t* ids,            \
+                                const T* weights, int64_t positives, const T* total, const T* coefficient, T* top,    \
+                                double* value, int64_t* count, const T* labels, int member, int threads) {            \
+    rows<T>({scores, n, stride, classes, ids, weights, positives, total, coefficient, top, value, count}, labels,     \
+            member, threads);                                                                                         \
+  }                                                                                                                    \
+  extern "C" void entries_##SUFFIX(const T* scores, int64_t n, int64_t stride, const int64_t* count, int64_t* row,    \
+                                   int64_t* at, T* values) {                                                          \
+    entries<T>(scores, n, stride, count, row, at, values);                                                            \
+  }
+
+EXPORT(float, float32)
+EXPORT(double, float64)

@@ -1,0 +1,110 @@
+"""The compiled path beside what the contract tests of all heads say of it: how it is made, and where not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import manymax
+from manymax.errors import ManymaxError
+from manymax.heads import compiled
+from tests.heads.plain import no_compiler
+
+SPARSE = {
+    "sparsemax": manymax.linear_sparsemax_loss,
+    "entmax": manymax.linear_entmax_loss,
+    "rankmax": manymax.linear_rankmax_loss,
+}
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A cache of its own, with nothing loaded."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    compiled.library.cache_clear()
+    yield tmp_path / "manymax"
+    compiled.library.cache_clear()
+
+
+def gradients(name: str, scale: float, classes: int, **options: object) -> list[torch.Tensor]:
+    random = torch.Generator().manual_seed(classes)
+    queries, vectors = (torch.randn(n, 8, generator=random) for n in (40, classes))
+    leaves = (scale * queries).requires_grad_(), vectors.requires_grad_()
+    target = torch.randint(classes, (40, 3), generator=random)
+    target[torch.rand(40, 3, generator=random) < 0.3] = -100
+    loss = SPARSE[name](*leaves, target, options=options)
+    return [loss.detach(), *torch.autograd.grad(loss, leaves)]
+
+
+@no_compiler
+@pytest.mark.parametrize("name", SPARSE)
+@pytest.mark.parametrize("scale", [0.01, 0.3, 3.0])
+@pytest.mark.parametrize("classes", [17, 1000, 5000])
+def test_rows_of_every_kind(name: str, scale: float, classes: int) -> None:
+    """Supports of a few classes, of some in a hundred and of all; float32 and several threads."""
+    expected = gradients(name, scale, classes)
+    torch.set_num_threads(2)
+    try:
+        found = gradients(name, scale, classes, compiled=True)
+    finally:
+        torch.set_num_threads(1)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-6 * float(other.abs().max()))
+
+
+@no_compiler
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", SPARSE)
+def test_scores_that_are_no_numbers_are_refused(name: str, bad: float) -> None:
+    queries, vectors = torch.randn(3, 4), torch.randn(50, 4)
+    queries[1, 2] = bad
+    with pytest.raises(ManymaxError, match="`scores` must not hold"):
+        SPARSE[name](queries, vectors, torch.tensor([0, 1, 2]), options={"compiled": True})
+
+
+def test_without_a_compiler_it_says_so(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(fresh))
+    monkeypatch.delenv("CXX", raising=False)
+    assert not compiled.available()
+    with pytest.raises(ManymaxError, match=r"needs a C\+\+ compiler, and none was found"):
+        gradients("sparsemax", 1.0, 20, compiled=True)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ManymaxError, match="no-such-compiler does not work"):
+        gradients("sparsemax", 1.0, 20, compiled=True)
+    gradients("sparsemax", 1.0, 20)  # and nothing else needs one
+
+
+@no_compiler
+def test_it_is_compiled_once(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    real = subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda command, **more: calls.append(command) or real(command, **more))
+    for _ in range(2):
+        compiled.library()
+        compiled.library.cache_clear()
+    assert sum("-shared" in command for command in calls) == 1
+    assert len(list(fresh.iterdir())) == 1
+
+
+@no_compiler
+def test_what_does_not_compile_leaves_nothing(fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "rows.cpp"
+    broken.write_text("int main( {", encoding="utf-8")
+    monkeypatch.setattr(compiled, "SOURCE", broken)
+    with pytest.raises(ManymaxError, match="rows\\.cpp"):
+        compiled.library()
+    assert list(fresh.iterdir()) == []
+
+
+@no_compiler
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="no such rights here")
+def test_a_cache_that_others_can_write_to_is_not_used(fresh: Path) -> None:
+    fresh.mkdir(mode=0o700)
+    fresh.chmod(0o777)
+    with pytest.raises(ManymaxError, match="others can write to"):
+        compiled.library()
