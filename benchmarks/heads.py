@@ -31,6 +31,7 @@ from measure import environment, limits, median, parser, peak_mb, scores_like, w
 from torch import Tensor
 
 import manymax
+from manymax.heads import compiled
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 DIM = 64
@@ -124,24 +125,25 @@ def race(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[f
 def compare(
     record: Record,
     problem: Problem,
-    ours: tuple[str, Loss],
+    ours: Mapping[str, Loss],
     peer: tuple[str, Loss],
     bar: float,
     rounds: int,
     memory_bar: float | None = None,
     parts: int = 1,
 ) -> None:
-    """Our time as a share of a peer's, and our peak as a share of its peak where there is a bar for it."""
-    times = race({"ours": problem.step(ours[1]), "peer": problem.step(peer[1], parts)}, rounds)
-    what = f"{ours[0]} / {peer[0]}"
-    record.line(problem.name, what, median(times["ours"]) / median(times["peer"]), bar, times=times)
-    if memory_bar is None:
-        return
-    peaks = problem.memory(ours[1]), problem.memory(peer[1])
-    if peaks[0] is not None and peaks[1] is not None:
-        record.line(
-            problem.name, f"{what}: memory", peaks[0] / peaks[1], memory_bar, peak_mb=peaks[0], peer_peak_mb=peaks[1]
-        )
+    """Our times as shares of a peer's, and our peaks as shares of its peak where there is a bar for them."""
+    runs = {name: problem.step(loss) for name, loss in ours.items()}
+    times = race(runs | {"peer": problem.step(peer[1], parts)}, rounds)
+    for name in ours:
+        taken = {who: times[who] for who in (name, "peer")}
+        ratio = median(times[name]) / median(times["peer"])
+        record.line(problem.name, f"{name} / {peer[0]}", ratio, bar, times=taken)
+    peer_peak = None if memory_bar is None else problem.memory(peer[1])
+    for name, loss in ours.items():
+        if peer_peak is not None and (peak := problem.memory(loss)) is not None:
+            what, mb = f"{name} / {peer[0]}: memory", {"peak_mb": peak, "peer_peak_mb": peer_peak}
+            record.line(problem.name, what, peak / peer_peak, memory_bar, **mb)
 
 
 def eager(x: Tensor, w: Tensor, y: Tensor) -> Tensor:
@@ -170,6 +172,16 @@ OURS: dict[str, Loss] = {
     "rg": manymax.linear_rg_loss,
 }
 SPARSE = ("sparsemax", "entmax-1.5", "rankmax")
+COMPILED: dict[str, Loss] = {}
+if compiled.available():
+    COMPILED = {f"{name}, compiled": partial(OURS[name], options={"compiled": True}) for name in SPARSE}
+
+
+def both(name: str) -> dict[str, Loss]:
+    """A sparse member in plain torch, and compiled where there is a compiler."""
+    return {key: loss for key, loss in (OURS | COMPILED).items() if key in (name, f"{name}, compiled")}
+
+
 PACKAGE = {"sparsemax": package.sparsemax_loss, "entmax-1.5": package.entmax15_loss}
 
 
@@ -183,7 +195,7 @@ def best_of(problem: Problem, options: Mapping[str, Loss]) -> tuple[str, Loss]:
 def softmax(a: argparse.Namespace, record: Record) -> None:
     """Our softmax head against torch's usual way."""
     problem = Problem("trained", a.rows, a.sizes[1])
-    compare(record, problem, ("softmax", OURS["softmax"]), ("eager", eager), 0.40, a.rounds, 1 / 15)
+    compare(record, problem, both("softmax"), ("eager", eager), 0.40, a.rounds, 1 / 15)
 
 
 def chunked(a: argparse.Namespace, record: Record) -> None:
@@ -191,14 +203,14 @@ def chunked(a: argparse.Namespace, record: Record) -> None:
     for classes in a.sizes[1:]:
         problem = Problem("trained", a.rows, classes)
         chunks = {f"torch, chunk {c}": partial(in_chunks, c) for c in (64, 128, 256, 512, 1024)}
-        compare(record, problem, ("softmax", OURS["softmax"]), best_of(problem, chunks), 0.75, a.rounds, 1.0)
+        compare(record, problem, both("softmax"), best_of(problem, chunks), 0.75, a.rounds, 1.0)
 
 
 def bf16(a: argparse.Namespace, record: Record) -> None:
     """Matmuls in bfloat16 against those in float32."""
     problem = Problem("trained", a.rows, a.sizes[1])
     half = partial(manymax.linear_softmax_loss, options={"matmul": "bf16"})
-    compare(record, problem, ("softmax, bf16", half), ("float32", OURS["softmax"]), 0.7, a.rounds, 1.0)
+    compare(record, problem, {"softmax, bf16": half}, ("float32", OURS["softmax"]), 0.7, a.rounds, 1.0)
     exact, rounded = (float(problem.step(loss)()) for loss in (OURS["softmax"], half))  # type: ignore[arg-type]
     record.line(problem.name, "softmax, bf16: relative error of the loss", abs(rounded / exact - 1), 1e-4)
 
@@ -214,20 +226,23 @@ def peers(a: argparse.Namespace, record: Record) -> None:
                 ks = {f"package, k = {k}": partial(packaged, function, {"k": k}) for k in (None, 10, 100, 512)}
                 best = best_of(trial, ks)
                 memory, parts = 1 / 50 if middle else None, -(-a.rows * classes // TABLE)
-                compare(record, problem, (name, OURS[name]), best, bar, a.rounds, memory, parts)
+                compare(record, problem, both(name), best, bar, a.rounds, memory, parts)
 
 
 def own(a: argparse.Namespace, record: Record) -> None:
     """Sparse members against our own softmax head."""
-    for regime, bar in (("trained", 0.65), ("fresh", 1.7)):
+    losses = {name: loss for name, loss in (OURS | COMPILED).items() if name in COMPILED or name in SPARSE}
+    for regime, plain_bar, compiled_bar in (("trained", 0.65, 0.65), ("fresh", 1.7, 1.2)):
         for classes in a.sizes[1:]:
             problem = Problem(regime, a.rows, classes)
-            times = race({name: problem.step(OURS[name]) for name in ("softmax", *SPARSE)}, a.rounds)
+            runs = {"softmax": OURS["softmax"]} | losses
+            times = race({name: problem.step(loss) for name, loss in runs.items()}, a.rounds)
             base = problem.memory(OURS["softmax"])
-            for name in SPARSE:
+            for name, loss in losses.items():
                 ratio = median(times[name]) / median(times["softmax"])
-                record.line(problem.name, f"{name} / our softmax", ratio, bar, times=times)
-                peak = problem.memory(OURS[name])
+                bar, taken = compiled_bar if name in COMPILED else plain_bar, {n: times[n] for n in (name, "softmax")}
+                record.line(problem.name, f"{name} / our softmax", ratio, bar, times=taken)
+                peak = problem.memory(loss)
                 if peak is not None and base is not None:
                     what, mb = f"{name} / our softmax: memory", {"peak_mb": peak, "peer_peak_mb": base}
                     record.line(problem.name, what, peak / base, 1.0, **mb)
@@ -237,14 +252,13 @@ def alpha(a: argparse.Namespace, record: Record) -> None:
     """A general alpha against bisection."""
     problem = Problem("trained", a.rows, a.sizes[1])
     peer = partial(packaged, package.entmax_bisect_loss, {"alpha": 1.3})
-    ours = ("entmax-1.3", OURS["entmax-1.3"])
-    compare(record, problem, ours, ("package, bisection", peer), 0.08, a.rounds, 1 / 30)
+    compare(record, problem, both("entmax-1.3"), ("package, bisection", peer), 0.08, a.rounds, 1 / 30)
 
 
 def million(a: argparse.Namespace, record: Record) -> None:
     """Every exact member at a million classes: completes, in less than 1 GB above inputs and gradients."""
     problem = Problem("trained", min(512, a.rows), a.million)
-    for name, loss in OURS.items():
+    for name, loss in (OURS | COMPILED).items():
         peak = problem.memory(loss)
         if peak is not None:
             record.line(problem.name, f"{name}, N = {len(problem.target)}: peak, GB", peak / 1024, 1.0)
@@ -318,11 +332,12 @@ def sampled(a: argparse.Namespace, record: Record) -> None:
         scores = (F.embedding(ids, w, sparse=True) @ x.unsqueeze(2)).squeeze(2)
         return F.cross_entropy(scores, torch.zeros(len(y), dtype=torch.long))
 
-    compare(record, problem, ("sampled softmax", ours), ("autograd, sparse embedding", peer), 0.5, a.rounds)
+    compare(record, problem, {"sampled softmax": ours}, ("autograd, sparse embedding", peer), 0.5, a.rounds)
 
 
 def supports(name: str, scores: Tensor, target: Tensor) -> Tensor:
     """How many classes of each row have a part in the gradient."""
+    name = name.removesuffix(", compiled")
     if name == "rankmax":
         return (scores > scores.gather(1, target) - 1).sum(1)
     order = {"sparsemax": 2.0, "entmax-1.5": 1.5, "entmax-1.3": 1.3}.get(name)
@@ -332,25 +347,26 @@ def supports(name: str, scores: Tensor, target: Tensor) -> Tensor:
 def trajectory(a: argparse.Namespace, record: Record) -> None:
     """A real optimisation: seconds of a step and support against steps, next to the softmax head."""
     users, classes, steps = a.path
+    losses = OURS | COMPILED
     generator = torch.Generator().manual_seed(0)
     truth = torch.randn(users, 8, generator=generator), torch.randn(classes, 8, generator=generator)
     target = torch.multinomial((truth[0] @ truth[1].T).softmax(1), 20, replacement=True, generator=generator)
     start = [0.1 * torch.randn(size, DIM, generator=generator) for size in (users, classes)]
-    models = {name: [part.clone().requires_grad_() for part in start] for name in OURS}
+    models = {name: [part.clone().requires_grad_() for part in start] for name in losses}
     adams = {name: torch.optim.Adam(model, lr=5e-3) for name, model in models.items()}
-    times: dict[str, list[float]] = {name: [] for name in OURS}
+    times: dict[str, list[float]] = {name: [] for name in losses}
     rows: list[dict[str, Any]] = []
     window = max(1, steps // 16)
 
     def step(name: str, batch: Tensor, label: Tensor) -> None:
         adams[name].zero_grad()
-        OURS[name](models[name][0][batch], models[name][1], label).backward()
+        losses[name](models[name][0][batch], models[name][1], label).backward()
         adams[name].step()
 
     for number in range(1, steps + 1):
         batch = torch.randint(users, (512,), generator=generator)
         label = target[batch, torch.randint(20, (512,), generator=generator)]
-        for name in OURS:
+        for name in losses:
             times[name].append(seconds(partial(step, name, batch, label)))
         if number % window == 0:
             row: dict[str, Any] = {"step": number}
@@ -359,9 +375,9 @@ def trajectory(a: argparse.Namespace, record: Record) -> None:
                     support = supports(name, x[:256] @ w.T, target[:256, :1]).float().median()
                 row[name] = {"seconds": median(times[name][-window:]), "support": float(support)}
             rows.append(row)
-            cells = [f"{n} {cost(row, n):.2f} ({row[n]['support']:.0f})" for n in OURS if n != "softmax"]
+            cells = [f"{n} {cost(row, n):.2f} ({row[n]['support']:.0f})" for n in losses if n != "softmax"]
             print(f"to step {number:4d}: time / softmax (support)  {'  '.join(cells)}", flush=True)
-    crossing = {name: cheaper_from(rows, name) for name in OURS if name != "softmax"}
+    crossing = {name: cheaper_from(rows, name) for name in losses if name != "softmax"}
     record.current |= {"classes": classes, "rows": rows, "cheaper_from": crossing}
     for name, begun in crossing.items():
         print(f"{name}: " + ("not cheaper than softmax" if begun is None else f"cheaper from step {begun} on"))
@@ -403,18 +419,24 @@ def growth(a: argparse.Namespace, record: Record) -> None:
         sampler = manymax.samplers.UniformSampler(classes)
         tree = manymax.HierarchicalSoftmaxLoss(DIM, manymax.HuffmanTree(torch.ones(classes)), sparse=True)
         moments = manymax.class_moments(problem.vectors.detach())
-        losses: dict[str, Loss] = OURS | {
-            "sampled_softmax": lambda x, w, y, s=sampler: manymax.linear_sampled_softmax_loss(x, w, y, s, sparse=True),
-            "nce": lambda x, w, y, s=sampler: manymax.linear_nce_loss(x, w, y, s, sparse=True),
-            "hierarchical_softmax": lambda x, w, y, h=tree: h(x, y),
-            "rg, moments given": lambda x, w, y, m=moments: manymax.rg_log_partition_from_moments(x, m).mean(),
-        }
+        losses: dict[str, Loss] = (
+            OURS
+            | COMPILED
+            | {
+                "sampled_softmax": lambda x, w, y, s=sampler: manymax.linear_sampled_softmax_loss(
+                    x, w, y, s, sparse=True
+                ),
+                "nce": lambda x, w, y, s=sampler: manymax.linear_nce_loss(x, w, y, s, sparse=True),
+                "hierarchical_softmax": lambda x, w, y, h=tree: h(x, y),
+                "rg, moments given": lambda x, w, y, m=moments: manymax.rg_log_partition_from_moments(x, m).mean(),
+            }
+        )
         for name, times in race({n: problem.step(loss) for n, loss in losses.items()}, a.rounds).items():
             found.setdefault(name, []).append(median(times))
     record.current |= {"classes": counts, "seconds": found, "paper": PAPER}
     for name, values in found.items():
         relative = "  ".join(f"{s / values[0]:9.2f}" for s in values)
-        shown = f"slope {slope(counts, values):5.2f}   paper {PAPER.get(name, '-')}"
+        shown = f"slope {slope(counts, values):5.2f}   paper {PAPER.get(name.removesuffix(', compiled'), '-')}"
         print(f"{name:22s} time / time at C={counts[0]:,}: {relative}   {shown}")
     if a.json:
         print(f"plotted in {plot(Path(a.json).with_suffix('.svg'), counts, found)}")
@@ -498,7 +520,7 @@ def growth_table(group: dict[str, Any], plot_at: str) -> list[str]:
     ]
     for name, values in group["seconds"].items():
         cells = [f"{1e3 * value:.3g}" for value in values] + [f"{slope(counts, values):.2f}"]
-        paper = group["paper"].get(name, "-").replace("|", r"\|")
+        paper = group["paper"].get(name.removesuffix(", compiled"), "-").replace("|", r"\|")
         lines.append(f"| {name} | {' | '.join(cells)} | {paper} |")
     return lines
 
