@@ -545,7 +545,7 @@ def set_sizes(a: argparse.Namespace) -> None:
     a.million = 20_000 if quick else 1_000_000
     a.rank = (1_000, 5_001, 20) if quick else (30_000, 41_000, 27)
     a.group = (1_000, 27, 2_001) if quick else (30_000, 27, 40_981)
-    a.path = (500, 1_000, 16) if quick else (5_000, 10_000, 480)
+    a.path = (500, 1_000, 16) if quick else (5_000, 10_000, 288)
     a.rounds = 1 if quick else a.rounds
 
 

@@ -162,18 +162,18 @@ void entmax_row(const Batch<T>& b, int64_t r, Row<T>& row, std::vector<double>& 
   if (!std::isfinite(top)) return;
   double w = 1;
   int64_t support = row.above(top, static_cast<T>(-1 / beta));
-  if (support * 4 > n) w = start<ORDER>(row, top);
+  if (support * SPARSE > n) w = start<ORDER>(row, top);
   // over the whole row, as long as much of it may be in the support; a step of entmax-1.5 leaves an error of the order
   // of its square, one of sparsemax more if a class drops out
   const double eps = std::numeric_limits<T>::epsilon(), tolerance = ORDER == 2 ? 8 * eps : std::pow(eps, 0.45);
-  for (int k = 0; k < 60 && support * 4 > n; ++k) {
+  for (int k = 0; k < 60 && support * SPARSE > n; ++k) {
     const Sums f = sums<ORDER, T>(s, n, top, w);
     const double by = step<ORDER>(f);
     w -= by;
     support = f.support;
     if (std::abs(by) <= tolerance * w) break;
   }
-  const bool few = support * 4 <= n;
+  const bool few = support * SPARSE <= n;
   double mean = 0;
   if (few) {  // over what is left of it, in double
     // w is above the root but for rounding: a little more does no harm
