@@ -72,8 +72,10 @@ def support_of(member: str, queries: torch.Tensor, vectors: torch.Tensor, target
     return float((getattr(manymax, member)(scores) > 0).sum(1).double().mean())
 
 
-def step(member: str, regime: str, rows: int, classes: int) -> tuple[Callable[[], object], float | None]:
-    """One step of the sharded head, and the support of its map."""
+def step(
+    member: str, regime: str, rows: int, classes: int
+) -> tuple[Callable[[], object], Callable[[], None], float | None]:
+    """One step of the sharded head, what lets go of its gradients, and the support of its map."""
     queries, vectors, target = scores_like(regime, rows, classes, DIM)
     sampled = manymax.FAMILY[member].kind == "sampled"
     head = ShardedHead(HEADS[member](None, classes, **({"sparse": True} if sampled else {})))
@@ -82,11 +84,14 @@ def step(member: str, regime: str, rows: int, classes: int) -> tuple[Callable[[]
     own = vectors[start:stop].clone().requires_grad_()
     queries.requires_grad_()
 
-    def run() -> None:
+    def forget() -> None:
         own.grad = queries.grad = None
+
+    def run() -> None:
+        forget()
         head(queries, target, own).backward()
 
-    return run, support
+    return run, forget, support
 
 
 def rank_main(rank: int, rendezvous: str, arguments: argparse.Namespace, answers: Any) -> None:
@@ -100,9 +105,11 @@ def rank_main(rank: int, rendezvous: str, arguments: argparse.Namespace, answers
     for classes in (10_000, 100_000) if arguments.quick else (10_000, 100_000, 1_000_000):
         for member in HEADS:
             for regime in ("trained", "fresh") if is_sparse(manymax.FAMILY[member]) else ("trained",):
-                run, support = step(member, regime, rows, classes)
+                run, forget, support = step(member, regime, rows, classes)
                 times = interleave({"": run}, arguments.rounds)[""]
-                held, peak = counted(run), peak_mb(run)
+                held = counted(run)
+                forget()  # or the last gradients would count as memory that was there before
+                peak = peak_mb(run)
                 shape = Shape(batch=rows, num_classes=classes, dim=DIM, support=support)
                 row = plan(member, shape, ranks.size, machine, network, optimizer_states=0)
                 share = 2 * (ranks.size - 1) / ranks.size

@@ -20,10 +20,10 @@ from torch import Tensor
 from manymax.distributed.collectives import Ranks
 from manymax.errors import ArgumentError
 from manymax.heads.blocks import Block, Dense, Kernel, Result, Sparse
-from manymax.heads.kernels import PIECE, support_entries, taylor_exp_slope
+from manymax.heads.kernels import PIECE, support_entries
 from manymax.heads.target import RowTarget
 from manymax.losses.entmax import omega_slope
-from manymax.losses.taylor_softmax import taylor_exp
+from manymax.losses.taylor_softmax import polynomial, taylor_exp
 from manymax.ops import simplex
 from manymax.ops.checks import check_finite, visible
 
@@ -68,7 +68,7 @@ def taylor_kernel(ranks: Ranks, order: int) -> Kernel:
         result = Result((target.total * total.log() - inner).to(scores.dtype))
         if target.coefficient is not None:
             for rows in pieces:
-                _taylor_rows_(scores[rows], target[rows], total[rows], order)
+                _taylor_rows_(scores[rows, : block.num_classes], target[rows], total[rows], order)
             result.parts.append(Dense(scores, target.row_coefficient))
         return result
 
@@ -77,22 +77,30 @@ def taylor_kernel(ranks: Ranks, order: int) -> Kernel:
 
 def _taylor_sums(block: Block, rows: slice, order: int) -> Tensor:
     """(n, 2): this rank's sum f(s), and its part of sum_i t_i log f(s_i)."""
-    scores, target = block.scores[rows], block.target[rows]
-    terms = taylor_exp(scores.double() if order > 4 else scores, order)
-    log_terms = torch.where(terms > 0, terms, 1).log_()
+    target, terms = block.target[rows], _taylor_terms(block.scores[rows, : block.num_classes], order)
+    total, picked = terms.sum(1), target.pick(terms)
     spread = None
     if target.class_weight is not None:
-        spread = (log_terms[:, : block.num_classes] * target.class_weight).sum(1)
-    inner = target.inner(target.pick(log_terms), terms.new_zeros(len(terms), 1), spread)
-    return _columns(terms.sum(1), inner)
+        spread = torch.where(terms > 0, terms, 1).log_().mul_(target.class_weight).sum(1)
+    inner = target.inner(torch.where(picked > 0, picked, 1).log_(), terms.new_zeros(len(terms), 1), spread)
+    return _columns(total, inner)
+
+
+def _taylor_terms(scores: Tensor, order: int) -> Tensor:
+    """f(s), (n, C), 0 for a masked class; the masks are looked for where a sum says that there are some."""
+    terms = polynomial(scores.double() if order > 4 else scores, order)
+    return terms if terms.sum().isfinite() else taylor_exp(scores.to(terms.dtype), order)
 
 
 def _taylor_rows_(scores: Tensor, target: RowTarget, total: Tensor, order: int) -> None:
     """The gradient in place of the scores (n, C)."""
-    terms = taylor_exp(scores.double() if order > 4 else scores, order)
-    slope = torch.where(scores > -torch.inf, taylor_exp_slope(scores.to(terms.dtype), order), 0)
-    scores.copy_(slope / total.unsqueeze(1))
-    target.subtract_(scores, slope.div_(torch.where(terms > 0, terms, 1)).to(scores.dtype))
+    terms = _taylor_terms(scores, order)
+    slope = polynomial(scores.to(terms.dtype), order - 1)
+    if not slope.sum().isfinite():
+        slope = torch.where(scores > -torch.inf, slope, 0)
+        terms = torch.where(terms > 0, terms, 1)
+    scores.copy_(slope / total.unsqueeze(1).to(slope.dtype))
+    target.subtract_(scores, slope, terms)
 
 
 def _check_total(total: Tensor, order: int) -> None:

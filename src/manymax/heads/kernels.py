@@ -196,11 +196,6 @@ def _taylor_rows_(scores: Tensor, target: RowTarget, order: int) -> Tensor:
     return -target.inner(picked, total.log(), spread).to(scores.dtype)
 
 
-def taylor_exp_slope(scores: Tensor, order: int) -> Tensor:
-    """f'(s), the Taylor polynomial of one order less."""
-    return polynomial(torch.where(scores > -torch.inf, scores, 0), order - 1)
-
-
 def rankmax_kernel() -> Kernel:
     """Rankmax: sums over the classes above s_y - 1, one cut for each positive."""
 
