@@ -234,8 +234,8 @@ FILE = """
 data = "planted"
 size = "200x100x20"
 dim = 8
-epochs = 40
-patience = 40
+epochs = 20
+patience = 20
 batch_size = 256
 lr = 1e-3
 [[grid]]
