@@ -19,7 +19,7 @@ from manymax.study.records import EPOCHS, RECORD, read_record
 from manymax.study.report import reproduction
 from manymax.study.report.collect import FINDINGS, collect, decide, portable
 from manymax.study.report.findings import FINDINGS as CLAIMS
-from manymax.study.report.reproduction import BATCHES, CAUSES, PAGE, RESULTS, page, read, write
+from manymax.study.report.reproduction import BATCHES, CAUSES, COMPUTATION, PAGE, RESULTS, page, read, write
 from manymax.study.report.runs import trials
 from tests.study.report.generated import write_run
 
@@ -145,9 +145,8 @@ class TestCollect:
 class TestPage:
     def test_without_records(self, tmp_path: Path) -> None:
         text = page(read(tmp_path))
-        assert text.count("Not enough runs") == 7 + len(
-            CLAIMS
-        )  # accuracy, negatives, pace, models, batches, data, origin
+        sections = ("accuracy", "negatives", "pace", "computing", "models", "batches", "data", "origin")
+        assert text.count("Not enough runs") == len(sections) + len(CLAIMS)
         assert "- ml-1m, lightgcn: not enough runs, none yet." in text
         assert "confirmed" not in [row(text, str(f.number), f.claim)[2].strip("*") for f in CLAIMS]
 
@@ -202,6 +201,16 @@ class TestPage:
         (root / CAUSES).write_text(text)
         with pytest.raises(ManymaxError, match="must hold"):
             read(root)
+
+    def test_ways_of_computing_stand_apart(self, root: Path) -> None:
+        for loss, way, seconds in (("softmax", "table", 8), ("softmax", "blocks", 2), ("sparsemax", "table", 80)):
+            folder = write_run(root / "ways", loss=loss, computation=way, epochs=4, seconds_per_epoch=seconds, **ML1M)
+            collect([folder], root / RESULTS / COMPUTATION)
+        text = page(read(root))
+        assert "needed are runs that differ in `computation`" not in text
+        cells = row(section(text, "## Ways of computing"), "ml-1m", "mf", "sparsemax", "table")
+        assert cells[4:6] == ["80.0", "10.00"]
+        assert "computation=" not in section(text, "## Question 1: accuracy")
 
     def test_ways_to_make_batches_stand_apart(self, root: Path) -> None:
         for batches, quality in (("pairs", 0.5), ("users", 0.4)):

@@ -29,7 +29,7 @@ else:
 PAGE, FIGURES, CAUSES = Path("docs/reproduction.md"), Path("docs/figures"), Path("docs/causes.toml")
 RESULTS = Path("results/study")
 PREFIX = "reproduction_"  # of the figures' files
-BATCHES = "batches"  # the study that compares ways to make batches, and is not part of the others
+BATCHES, COMPUTATION = "batches", "computation"  # studies that compare ways to do one thing, and stand apart
 LARGE = 5.0  # percent: a difference that needs a cause
 NOT_EXAMINED = "not examined"
 NOT_ENOUGH = "Not enough runs"
@@ -59,8 +59,8 @@ class Collected:
 
     @property
     def runs(self) -> list[Run]:
-        """Those of all studies but that of batches, each once."""
-        every = [run for name, runs in self.studies.items() if name != BATCHES for run in runs]
+        """Those of all studies but those that stand apart, each once."""
+        every = [run for name, runs in self.studies.items() if name not in (BATCHES, COMPUTATION) for run in runs]
         return list({run.record.hash: run for run in every}.values())
 
     @property
@@ -137,6 +137,7 @@ def page(collected: Collected) -> str:
         *_negatives(made),
         *_differences(made, collected.causes),
         *_convergence(made),
+        *_computing(collected),
         *_models(made),
         *_batches(collected),
         *_data(made),
@@ -362,15 +363,43 @@ def _convergence(made: Sequence[Trial]) -> Iterator[str]:
         yield _image(figure)
 
 
+def _computing(collected: Collected) -> Iterator[str]:
+    """Seconds of an epoch by each way of computing, and how many times softmax's by the same way they are."""
+    yield "## Ways of computing\n"
+    runs = [run for run in collected.studies.get(COMPUTATION, ()) if run.record.status == "done"]
+    here = {(t.place, t.loss, str(t.settings["computation"])): t for t in trials(runs)}
+    if len({way for _, _, way in here}) < 2:
+        yield f"{NOT_ENOUGH}: needed are runs that differ in `computation`, in `{RESULTS / COMPUTATION}`.\n"
+        return
+    rows = []
+    for (place, loss, way), trial in here.items():
+        # softmax has no compiled form: its blocks are what a compiled loss is compared with
+        base = here.get((place, "softmax", way)) or here.get((place, "softmax", "blocks"))
+        own, usual = (None if t is None else _epoch_seconds(t) for t in (trial, base))
+        times = own / usual if own is not None and usual else None
+        cells = (Cell(own, text="-", digits=1), Cell(times, text="-", digits=2), Cell(trial.mean(METRIC), text="-"))
+        rows.append(((*place, loss, way), cells))
+    columns = (("training s / epoch",), ("times softmax's",), (tables.short(METRIC),))
+    note = (
+        "Table: the scores of a batch as one table, sorted or searched over whole rows, and autograd, as the paper "
+        "computes. Blocks: the heads, in plain torch. Compiled: the heads with their option of that name. A few epochs "
+        "each, one after the other on one core; the metric only shows that the ways do the same."
+    )
+    heads = ("data", "backbone", "loss", "computation")
+    yield markdown(Table("", "", heads, columns, tuple(rows), note)).partition("\n\n")[2]
+
+
+def _epoch_seconds(trial: Trial) -> float | None:
+    return trial.average(lambda r: r.seconds["training"] / r.epochs if r.epochs and "training" in r.seconds else None)
+
+
 def _pace(trial: Trial) -> tuple[Cell, ...]:
-    epochs = trial.average(lambda r: float(r.epochs))
-    seconds = trial.average(lambda r: r.seconds.get("training"))
     values = (
-        (epochs, 1),
+        (trial.average(lambda r: float(r.epochs)), 1),
         (trial.average(lambda r: float(r.best_epoch)), 1),
         (tables.arrival(trial, METRIC, "seconds_train", _top(trial)), 1),
         (tables.arrival(trial, METRIC, "epoch"), 1),
-        (seconds / epochs if seconds is not None and epochs else None, 2),
+        (_epoch_seconds(trial), 2),
     )
     return tuple(Cell(value, text="-", digits=digits) for value, digits in values)
 
