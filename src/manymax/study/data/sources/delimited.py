@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import csv
 import gzip
 import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
@@ -94,17 +95,17 @@ class Text:
 
     def explain(self) -> None:
         """Raise an error for the first fault; return if there is none."""
-        reader = csv.reader(
-            self._lines(), delimiter=self.separator, quoting=csv.QUOTE_MINIMAL if self.quoted else csv.QUOTE_NONE
-        )
-        try:
-            for number, fields in enumerate(reader):
-                if number >= self.skip and fields:
-                    self._check(reader.line_num, fields)
-        except csv.Error as error:
-            self._fail(reader.line_num, f"{error}.")
-        except (OSError, EOFError) as error:
-            raise ArgumentError(f"{self.file} cannot be read: {error}. Is it complete?") from None
+        quoting = csv.QUOTE_MINIMAL if self.quoted else csv.QUOTE_NONE
+        with contextlib.closing(self._lines()) as lines:  # a fault leaves them in the middle of the file
+            reader = csv.reader(lines, delimiter=self.separator, quoting=quoting)
+            try:
+                for number, fields in enumerate(reader):
+                    if number >= self.skip and fields:
+                        self._check(reader.line_num, fields)
+            except csv.Error as error:
+                self._fail(reader.line_num, f"{error}.")
+            except (OSError, EOFError) as error:
+                raise ArgumentError(f"{self.file} cannot be read: {error}. Is it complete?") from None
 
     def _check(self, line: int, fields: list[str]) -> None:
         if len(fields) != len(self.header):
@@ -123,7 +124,7 @@ class Text:
             return is_number(value)
         return value.lower() in PART_NAMES if role == "split" else value != ""
 
-    def _lines(self) -> Iterator[str]:
+    def _lines(self) -> Generator[str, None, None]:
         stream = open_bytes(self.content) if isinstance(self.content, Path) else io.BytesIO(self.content)
         with stream:
             for number, line in enumerate(stream, 1):
