@@ -95,9 +95,10 @@ class Text:
 
     def explain(self) -> None:
         """Raise an error for the first fault; return if there is none."""
-        quoting = csv.QUOTE_MINIMAL if self.quoted else csv.QUOTE_NONE
         with contextlib.closing(self._lines()) as lines:  # a fault leaves them in the middle of the file
-            reader = csv.reader(lines, delimiter=self.separator, quoting=quoting)
+            reader = csv.reader(
+                lines, delimiter=self.separator, quoting=csv.QUOTE_MINIMAL if self.quoted else csv.QUOTE_NONE
+            )
             try:
                 for number, fields in enumerate(reader):
                     if number >= self.skip and fields:
