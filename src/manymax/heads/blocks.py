@@ -83,7 +83,6 @@ class Gradients:
     matmul_vectors: Tensor  # the same, in the dtype of the matmuls
     wants: tuple[bool, bool, bool]
     sparse_grad: bool
-    num_classes: int
     budget: int  # entries to hold at a time
     grad_input: Tensor | None = None
     grad_vectors: Tensor | None = None
@@ -96,6 +95,11 @@ class Gradients:
             self.grad_input = torch.zeros_like(self.input)
         if self.wants[2]:
             self.grad_bias = self.input.new_zeros(self.vectors.shape[0])
+
+    @property
+    def num_classes(self) -> int:
+        """Columns of a part beyond these are padding."""
+        return self.vectors.shape[0]
 
     def add(self, start: int, part: Dense | Sparse) -> None:
         """Add a part of the block that begins at row `start`."""
@@ -207,7 +211,7 @@ def run(
         out[:, num_classes:] = -torch.inf
         return out
 
-    gradients = Gradients(input, linear_weight, matmul_vectors, wants, options.sparse_grad, num_classes, buffer.numel())
+    gradients = Gradients(input, linear_weight, matmul_vectors, wants, options.sparse_grad, buffer.numel())
     losses, grad_setting = [], input.new_zeros((), dtype=torch.float64)
     for start in range(0, input.shape[0], step):
         queries = input[start : start + step]

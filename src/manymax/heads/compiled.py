@@ -17,16 +17,13 @@ import tempfile
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from manymax.errors import ManymaxError
+from manymax.heads.blocks import Block, Dense, Sparse
 from manymax.ops.checks import check_finite
-
-if TYPE_CHECKING:
-    from manymax.heads.blocks import Block, Dense, Sparse
 
 SOURCE = Path(__file__).with_name("rows.cpp")
 COMPILERS = ("c++", "g++", "clang++")
@@ -110,8 +107,6 @@ def run(block: Block, member: int, labels: Tensor | None = None) -> tuple[Tensor
 
     The values are Omega*(s) - max s, or for rankmax, whose labels come sorted, the losses.
     """
-    from manymax.heads.blocks import Dense, Sparse
-
     code, target, scores = library(), block.target, block.scores
     assert target.ids is not None
     n, stride = scores.shape

@@ -205,8 +205,9 @@ def rankmax_kernel() -> Kernel:
             target = _listed(target)
         target, labels = _by_label(target, target.pick(scores))
         masked = bool((labels == -torch.inf).any())
-        if block.compiled and not masked and compiled.serves(replace(block, target=target)):
-            _, losses, made = compiled.run(replace(block, target=target), compiled.RANKMAX, labels)
+        block = replace(block, target=target)
+        if block.compiled and not masked and compiled.serves(block):
+            _, losses, made = compiled.run(block, compiled.RANKMAX, labels)
             return Result(losses.to(scores.dtype), made)
         heads = simplex.group_maxima(scores)
         check_finite(heads.amax(1))

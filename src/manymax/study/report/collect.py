@@ -73,7 +73,7 @@ def portable(content: dict[str, Any], place: Path) -> Record:
 def _file_name(data: str) -> str:
     """The last part of a path of any system.
 
-    >>> _file_name("/home/me/ml-1m.parquet"), _file_name("planted")
+    >>> _file_name("data/ml-1m.parquet"), _file_name("planted")
     ('ml-1m.parquet', 'planted')
     """
     return PureWindowsPath(PurePosixPath(data).name).name
