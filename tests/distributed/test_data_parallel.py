@@ -35,6 +35,7 @@ CASES: dict[str, dict[str, Any]] = {
     "lightgcn, negatives": {"backbone": "lightgcn", "loss": "bpr", "num_negatives": 3, "sampler": "popularity"},
     "sasrec": {**SASREC, "loss": "softmax"},
     "sasrec, prefixes": {**SASREC, "loss": "softmax", "positions": "prefix"},
+    "sasrec, windows": {**SASREC, "loss": "softmax", "positions": "windows", "max_length": 4},
     "sasrec, negatives": {**SASREC, "loss": "nce", "learnable_log_z": True, "num_negatives": 5},
 } | {
     f"{name}{', shared' if shared else ''}": {**SAMPLED, "sampler": name, "shared": shared}

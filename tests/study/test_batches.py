@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from types import SimpleNamespace
 
 import pytest
@@ -166,6 +166,36 @@ def test_all_positions_are_one_row_a_user(lists: list[list[int]], batch_size: in
 
 @settings(max_examples=40)
 @given(ragged, st.integers(1, 20), st.integers(1, 6))
+def test_windows_hold_every_position_once(lists: list[list[int]], batch_size: int, max_length: int) -> None:
+    found: dict[int, list[tuple[tuple[int, ...], tuple[int, ...]]]] = defaultdict(list)
+    for batch in epoch(split_of(lists), BY_HISTORY, batch_size, positions="windows", max_length=max_length):
+        assert batch.every_position
+        assert isinstance(batch.target, Tensor)
+        assert batch.target.numel() < batch_size + max_length
+        targets = iter(batch.target.tolist())
+        for user, history in rows_of(batch):
+            found[user].append((history, tuple(itertools.islice(targets, len(history)))))
+        assert next(targets, None) is None
+    for user, items in enumerate(lists):
+        expected = Counter(itertools.pairwise(items))
+        assert Counter(pair for window in found[user] for pair in zip(*window, strict=True)) == expected
+        assert all(history[1:] == targets[:-1] for history, targets in found[user])  # without a gap
+        lengths = sorted(len(history) for history, _ in found[user])
+        assert all(length == max_length for length in lengths[2:])  # only the first and the last may be shorter
+
+
+def test_windows_are_cut_anew_in_each_epoch() -> None:
+    split = split_of([list(range(C)) for _ in range(20)])
+
+    def lengths(seed: int) -> list[int]:
+        batches = epoch(split, BY_HISTORY, 10, seed, positions="windows", max_length=4)
+        return sorted(len(history) for batch in batches for _, history in rows_of(batch))
+
+    assert lengths(1) != lengths(2)
+
+
+@settings(max_examples=40)
+@given(ragged, st.integers(1, 20), st.integers(1, 6))
 def test_prefixes_are_one_row_an_item(lists: list[list[int]], batch_size: int, max_length: int) -> None:
     found: Counter[tuple[int, tuple[int, ...], int]] = Counter()
     sizes = []
@@ -186,6 +216,7 @@ MODES = [
     (BY_ID, {"batches": "pairs"}),
     (BY_ID, {"batches": "users"}),
     (BY_HISTORY, {"positions": "all"}),
+    (BY_HISTORY, {"positions": "windows"}),
     (BY_HISTORY, {"positions": "prefix"}),
 ]
 
@@ -215,7 +246,7 @@ def test_a_batch_can_be_asked_for_by_its_number(reader: SimpleNamespace, options
     ("options", "complaint"),
     [
         ({"batches": "pair"}, "`batches` must be one of 'pairs', 'chunks', 'users'; got 'pair'"),
-        ({"positions": "last"}, "`positions` must be one of 'all', 'prefix'; got 'last'"),
+        ({"positions": "last"}, "`positions` must be one of 'all', 'windows', 'prefix'; got 'last'"),
         ({"batch_size": 0}, "`batch_size` must be at least 1; got 0"),
         ({"max_length": 0}, "`max_length` must be at least 1; got 0"),
     ],

@@ -79,7 +79,9 @@ class RunConfig(BaseModel):
     hidden: int = Field(128, ge=1, description="Width of the feed-forward part of a block.")
     dropout: float = Field(0.5, ge=0, lt=1, description="Share of activations dropped in training.")
     max_length: int = Field(20, ge=1, description="Items of a history that are looked at, the latest ones.")
-    positions: Literal["all", "prefix"] = Field("all", description="All positions of a row, or one row a prefix.")
+    positions: Literal["all", "windows", "prefix"] = Field(
+        "all", description="All of the latest max_length, all of a history in such windows, or one row a prefix."
+    )
     init: Literal["normal", "xavier"] = Field("normal", description="Law of the first weights.")
     init_scale: float = Field(0.02, gt=0, description="Standard deviation of the normal law.")
     scale: Literal["dot", "cosine"] = Field("dot", description="Scores: inner products, or cosines / temperature.")

@@ -88,7 +88,8 @@ def training_batches(
             of a user at once; "chunks", in between: `chunk` random pairs of a user at once.
         chunk: pairs of a user that stay together in "chunks": a row of scores serves them all.
         positions: with histories: "all", one row a user with the latest `max_length` items, each the target of those
-            before it; "prefix", one row for each item, whose history are the up to `max_length` items before it.
+            before it; "windows", the whole history of a user in rows of `max_length` items, cut anew in each epoch;
+            "prefix", one row for each item, whose history are the up to `max_length` items before it.
         max_length: of a history.
         generator: of the order.
 
@@ -106,7 +107,8 @@ def training_batches(
                 [   2, -100]]), tensor([2, 7, 6]))
     """
     check_choice("batches", batches, ("pairs", "chunks", "users"))
-    check_choice("positions", positions, ("all", "prefix"))
+    makers = {"all": _sequences, "windows": _windows, "prefix": _prefixes}
+    check_choice("positions", positions, tuple(makers))
     for name, value in {"batch_size": batch_size, "max_length": max_length, "chunk": chunk}.items():
         if value < 1:
             raise ArgumentError(f"`{name}` must be at least 1; got {value}.")
@@ -114,8 +116,7 @@ def training_batches(
         enough = "two interactions" if backbone.needs_history else "an interaction"
         raise ArgumentError(f"`split` has nothing to train on: no user has {enough} in its training part.")
     if backbone.needs_history:
-        make = _sequences if positions == "all" else _prefixes
-        return make(split.train, batch_size, max_length, generator)
+        return makers[positions](split.train, batch_size, max_length, generator)
     if batches == "users":
         return _users(split.train, batch_size, generator)
     return _pairs(split.train, batch_size, 1 if batches == "pairs" else chunk, generator)
@@ -175,6 +176,27 @@ def _sequences(train: Lists, batch_size: int, max_length: int, generator: torch.
     return Batches(_shuffled((train.lengths - 1).clamp(0, max_length), batch_size, generator), make)
 
 
+def _windows(train: Lists, batch_size: int, max_length: int, generator: torch.Generator) -> Batches:
+    """A user's targets in runs of `max_length`; the first run is of 1 to `max_length`, so that cuts move."""
+    targets = (train.lengths - 1).clamp(min=0)  # (U,): all items of a user but the first
+    first = torch.randint(1, max_length + 1, (len(train),), generator=generator)
+    windows = (targets > 0) + ((targets - first).clamp(min=0) + max_length - 1) // max_length
+    owner = torch.arange(len(train)).repeat_interleave(windows)
+    number = torch.arange(owner.numel()) - (windows.cumsum(0) - windows)[owner]
+    end = first[owner] + number * max_length
+    begin = (end - max_length).clamp(min=0)
+    starts, lengths = train.offsets[owner] + 1 + begin, end.minimum(targets[owner]) - begin
+
+    def make(rows: Tensor) -> Batch:
+        columns = torch.arange(int(lengths[rows].max()))
+        inside = columns < lengths[rows, None]
+        index = torch.where(inside, starts[rows, None] + columns, 1)
+        history = torch.where(inside, train.items[index - 1], PADDING)
+        return Batch(owner[rows], history, train.items[index[inside]], every_position=True)
+
+    return Batches(_shuffled(lengths, batch_size, generator), make)
+
+
 def _prefixes(train: Lists, batch_size: int, max_length: int, generator: torch.Generator) -> Batches:
     users = train.users()
     before = torch.arange(users.numel()) - train.offsets[users]  # items of the same user before each
@@ -191,9 +213,9 @@ def _prefixes(train: Lists, batch_size: int, max_length: int, generator: torch.G
 
 
 def _shuffled(positives: Tensor, batch_size: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-    """Users with any positives (U,) in random order, cut where another `batch_size` positives are full."""
-    users = torch.randperm(positives.numel(), generator=generator)
-    users = users[positives[users] > 0]
-    before = positives[users].cumsum(0) - positives[users]
+    """Rows with any positives (R,) in random order, cut where another `batch_size` positives are full."""
+    rows = torch.randperm(positives.numel(), generator=generator)
+    rows = rows[positives[rows] > 0]
+    before = positives[rows].cumsum(0) - positives[rows]
     sizes = (before // batch_size).unique_consecutive(return_counts=True)[1]
-    return users.split(sizes.tolist())
+    return rows.split(sizes.tolist())
