@@ -17,9 +17,10 @@ from manymax.errors import ManymaxError
 from manymax.study.files import read_json, write_json
 from manymax.study.records import EPOCHS, RECORD, read_record
 from manymax.study.report import reproduction
+from manymax.study.report.apart import APART
 from manymax.study.report.collect import FINDINGS, collect, decide, portable
 from manymax.study.report.findings import FINDINGS as CLAIMS
-from manymax.study.report.reproduction import BATCHES, CAUSES, COMPUTATION, PAGE, RESULTS, page, read, write
+from manymax.study.report.reproduction import CAUSES, PAGE, RESULTS, page, read, write
 from manymax.study.report.runs import trials
 from tests.study.report.generated import write_run
 
@@ -145,7 +146,7 @@ class TestCollect:
 class TestPage:
     def test_without_records(self, tmp_path: Path) -> None:
         text = page(read(tmp_path))
-        sections = ("accuracy", "negatives", "pace", "computing", "models", "batches", "data", "origin")
+        sections = ("accuracy", "negatives", "pace", "models", *APART, "data", "origin")
         assert text.count("Not enough runs") == len(sections) + len(CLAIMS)
         assert "- ml-1m, lightgcn: not enough runs, none yet." in text
         assert "confirmed" not in [row(text, str(f.number), f.claim)[2].strip("*") for f in CLAIMS]
@@ -205,7 +206,7 @@ class TestPage:
     def test_ways_of_computing_stand_apart(self, root: Path) -> None:
         for loss, way, seconds in (("softmax", "table", 8), ("softmax", "blocks", 2), ("sparsemax", "table", 80)):
             folder = write_run(root / "ways", loss=loss, computation=way, epochs=4, seconds_per_epoch=seconds, **ML1M)
-            collect([folder], root / RESULTS / COMPUTATION)
+            collect([folder], root / RESULTS / "computation")
         text = page(read(root))
         assert "needed are runs that differ in `computation`" not in text
         cells = row(section(text, "## Ways of computing"), "ml-1m", "mf", "sparsemax", "table")
@@ -215,11 +216,19 @@ class TestPage:
     def test_ways_to_make_batches_stand_apart(self, root: Path) -> None:
         for batches, quality in (("pairs", 0.5), ("users", 0.4)):
             folder = write_run(root / "ways", loss="softmax", batches=batches, epochs=3, quality=quality, **ML1M)
-            collect([folder], root / RESULTS / BATCHES)
+            collect([folder], root / RESULTS / "batches")
         text = page(read(root))
-        cells = row(section(text, "## Ways to make batches"), "ml-1m", "mf", "softmax", "lr=0.001", "users")
-        assert float(cells[5]) == pytest.approx(0.4, abs=0.02)
+        cells = row(section(text, "## Ways to make batches"), "ml-1m", "mf", "softmax", "users")
+        assert float(cells[4]) == pytest.approx(0.4, abs=0.02)
         assert "batches=" not in section(text, "## Question 1: accuracy")
+
+    def test_ways_to_read_histories_stand_apart(self, root: Path) -> None:
+        for positions in ("all", "windows"):
+            folder = write_run(root / "ways", loss="softmax", backbone="sasrec", positions=positions, epochs=3, **ML1M)
+            collect([folder], root / RESULTS / "positions")
+        text = page(read(root))
+        assert row(section(text, "## Ways to read histories"), "ml-1m", "sasrec", "softmax", "windows")
+        assert "positions=" not in section(text, "## Question 1: accuracy")
 
     def test_a_run_of_two_studies_counts_once(self, root: Path) -> None:
         collect([root / "mine"], root / RESULTS / "q2")

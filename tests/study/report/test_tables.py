@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from manymax.study.report import tables
@@ -149,6 +150,15 @@ def test_arrival_never(tmp_path: Path) -> None:
     with_curve, without = made(tmp_path)
     assert tables.arrival(with_curve, "ndcg@20", "epoch", goal=2.0) is None
     assert tables.arrival(without, "ndcg@20", "epoch") is None
+
+
+def test_the_longest_wait_for_a_better_value(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    (trial,) = made(tmp_path)
+    values = np.array([0.1, 0.3, 0.2, 0.3, 0.3, 0.4, 0.5, 0.1, 0.1, 0.1, 0.1, 0.1])
+    trial.__dict__["curve"] = {"epoch": np.arange(1.0, 13.0), "ndcg@20": values}  # waits 1, 1, 4, 1; then the end
+    assert tables.longest_wait(trial, "ndcg@20") == 4
+    assert tables.longest_wait(trial, "recall@20") is None
 
 
 def test_data_and_cards(tmp_path: Path) -> None:

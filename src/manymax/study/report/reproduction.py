@@ -13,6 +13,7 @@ from manymax.errors import ManymaxError
 from manymax.study.files import whole, write_json
 from manymax.study.reference import DATA, LEARNING_RATES, METRICS, PaperNumber
 from manymax.study.report import figures, tables
+from manymax.study.report.apart import APART
 from manymax.study.report.collect import FINDINGS, PAPER_NAMES, decide, paper_name, read_decided
 from manymax.study.report.drawing import Figure, draw
 from manymax.study.report.findings import FINDINGS as CLAIMS
@@ -29,10 +30,8 @@ else:
 PAGE, FIGURES, CAUSES = Path("docs/reproduction.md"), Path("docs/figures"), Path("docs/causes.toml")
 RESULTS = Path("results/study")
 PREFIX = "reproduction_"  # of the figures' files
-BATCHES, COMPUTATION = "batches", "computation"  # studies that compare ways to do one thing, and stand apart
 LARGE = 5.0  # percent: a difference that needs a cause
-NOT_EXAMINED = "not examined"
-NOT_ENOUGH = "Not enough runs"
+NOT_EXAMINED, NOT_ENOUGH = "not examined", "Not enough runs"
 TUNED = ("lr", "ridge", "ridge_power", "positive_weight")  # chosen on the validation part
 METRIC = METRICS[0]
 EXPECTED = (("ml-1m", "mf"), ("gowalla", "mf"), ("electronics", "mf"), ("ml-1m", "sasrec"), ("ml-1m", "lightgcn"))
@@ -60,7 +59,7 @@ class Collected:
     @property
     def runs(self) -> list[Run]:
         """Those of all studies but those that stand apart, each once."""
-        every = [run for name, runs in self.studies.items() if name not in (BATCHES, COMPUTATION) for run in runs]
+        every = [run for name, runs in self.studies.items() if name not in APART for run in runs]
         return list({run.record.hash: run for run in every}.values())
 
     @property
@@ -137,9 +136,8 @@ def page(collected: Collected) -> str:
         *_negatives(made),
         *_differences(made, collected.causes),
         *_convergence(made),
-        *_computing(collected),
         *_models(made),
-        *_batches(collected),
+        *_apart(collected),
         *_data(made),
         *_origin(collected),
         *_missing(made, collected),
@@ -351,62 +349,17 @@ def _same_rate(trial: Trial) -> str:
 def _convergence(made: Sequence[Trial]) -> Iterator[str]:
     yield "## Question 3: epochs and seconds\n"
     first = tuned(question_1(made))
-    rows = tuple(((*t.place, t.label, tables.rate(t.lr)), _pace(t)) for t in first)
+    rows = tuple(((*t.place, t.label, tables.rate(t.lr)), tables.pace(t, METRIC)) for t in first)
     if not rows:
         yield f"{NOT_ENOUGH}: none has finished.\n"
         return
-    columns = ("epochs", "best epoch", "s to the best", f"epoch at {tables.NEAR:.0%} of it", "training s / epoch")
-    note = "Seconds are of training alone. Runs that shared the machine with others are slower than alone."
+    note = (
+        f"Seconds are of training alone. Runs that shared the machine with others are slower than alone. {tables.WAIT}"
+    )
     heads = ("data", "backbone", "loss", "rate")
-    yield _sub(Table("", "How soon, and how long", heads, tuple((name,) for name in columns), rows, note))
+    yield _sub(Table("", "How soon, and how long", heads, tables.PACE, rows, f"{note} {tables.WAIT}"))
     for figure in _curves(made):
         yield _image(figure)
-
-
-def _computing(collected: Collected) -> Iterator[str]:
-    """Seconds of an epoch by each way of computing, and how many times softmax's by the same way they are."""
-    yield "## Ways of computing\n"
-    runs = [run for run in collected.studies.get(COMPUTATION, ()) if run.record.status == "done"]
-    here = {(t.place, t.loss, str(t.settings["computation"])): t for t in trials(runs)}
-    if len({way for _, _, way in here}) < 2:
-        yield f"{NOT_ENOUGH}: needed are runs that differ in `computation`, in `{RESULTS / COMPUTATION}`.\n"
-        return
-    rows = []
-    for (place, loss, way), trial in here.items():
-        # softmax has no compiled form: its blocks are what a compiled loss is compared with
-        base = here.get((place, "softmax", way)) or here.get((place, "softmax", "blocks"))
-        own, usual = (None if t is None else _epoch_seconds(t) for t in (trial, base))
-        times = own / usual if own is not None and usual else None
-        cells = (Cell(own, text="-", digits=1), Cell(times, text="-", digits=2), Cell(trial.mean(METRIC), text="-"))
-        rows.append(((*place, loss, way), cells))
-    columns = (("training s / epoch",), ("times softmax's",), (tables.short(METRIC),))
-    note = (
-        "Table: the scores of a batch as one table, sorted or searched over whole rows, and autograd, as the paper "
-        "computes. Blocks: the heads, in plain torch. Compiled: the heads with their option of that name. A few epochs "
-        "each, one after the other on one core; the metric only shows that the ways do the same."
-    )
-    heads = ("data", "backbone", "loss", "computation")
-    yield markdown(Table("", "", heads, columns, tuple(rows), note)).partition("\n\n")[2]
-
-
-def _epoch_seconds(trial: Trial) -> float | None:
-    return trial.average(lambda r: r.seconds["training"] / r.epochs if r.epochs and "training" in r.seconds else None)
-
-
-def _pace(trial: Trial) -> tuple[Cell, ...]:
-    values = (
-        (trial.average(lambda r: float(r.epochs)), 1),
-        (trial.average(lambda r: float(r.best_epoch)), 1),
-        (tables.arrival(trial, METRIC, "seconds_train", _top(trial)), 1),
-        (tables.arrival(trial, METRIC, "epoch"), 1),
-        (_epoch_seconds(trial), 2),
-    )
-    return tuple(Cell(value, text="-", digits=digits) for value, digits in values)
-
-
-def _top(trial: Trial) -> float | None:
-    curve = trial.curve.get(METRIC)
-    return None if curve is None else float(curve.max())
 
 
 def _curves(made: Sequence[Trial]) -> list[Figure]:
@@ -444,33 +397,16 @@ def _models(made: Sequence[Trial]) -> Iterator[str]:
         yield _sub(table)
 
 
-def _batches(collected: Collected) -> Iterator[str]:
-    yield "## Ways to make batches\n"
-    runs = [run for run in collected.studies.get(BATCHES, ()) if run.record.status == "done"]
-    here = trials(runs)
-    if len({trial.settings.get("batches") for trial in here}) < 2:
-        yield f"{NOT_ENOUGH}: needed are runs that differ in `batches`, in `{RESULTS / BATCHES}`.\n"
-        return
-    rows = []
-    for trial in sorted(here, key=lambda t: (t.place, t.loss, str(t.settings.get("batches")))):
-        heads = (*trial.place, trial.loss, tables.rate(trial.lr), str(trial.settings.get("batches")))
-        cells = [Cell(trial.mean(metric), trial.spread(metric), "-") for metric in METRICS]
-        rows.append((heads, (*cells, *_pace(trial))))
-    names = [tables.short(metric) for metric in METRICS]
-    columns = (
-        *names,
-        "epochs",
-        "best epoch",
-        "s to the best",
-        f"epoch at {tables.NEAR:.0%} of it",
-        "training s / epoch",
-    )
-    heads = ("data", "backbone", "loss", "rate", "batches")
-    note = (
-        "Pairs: each batch is of (user, item) pairs drawn from all, as in the paper. Chunks: a few pairs of a user "
-        "stay together, so that a score row serves them all. Users: all pairs of a user are in one batch."
-    )
-    yield markdown(Table("", "", heads, tuple((name,) for name in columns), tuple(rows), note)).partition("\n\n")[2]
+def _apart(collected: Collected) -> Iterator[str]:
+    for name, comparison in APART.items():
+        yield f"## {comparison.title}\n"
+        runs = [run for run in collected.studies.get(name, ()) if run.record.status == "done"]
+        table = comparison.table(trials(runs), METRICS)
+        yield (
+            markdown(table).partition("\n\n")[2]
+            if table
+            else f"{NOT_ENOUGH}: needed are runs that differ in {comparison.options_text}, in `{RESULTS / name}`.\n"
+        )
 
 
 def _data(made: Sequence[Trial]) -> Iterator[str]:

@@ -8,6 +8,8 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any, Literal
 
+import numpy as np
+
 from manymax.study.report.formats import Cell, Table
 from manymax.study.report.paper import printed
 from manymax.study.report.runs import Run, Study, Trial, chosen, described, lower_is_better, metrics, natural, order
@@ -274,6 +276,49 @@ def arrival(trial: Trial, metric: str, column: str, goal: float | None = None) -
     goal = NEAR * float(curve[metric].max()) if goal is None else goal
     reached = curve[metric] >= goal
     return float(curve[column][reached.argmax()]) if reached.any() else None
+
+
+PACE = tuple(
+    (name,)
+    for name in (
+        "epochs",
+        "best epoch",
+        "longest wait",
+        "s to the best",
+        f"epoch at {NEAR:.0%} of it",
+        "training s / epoch",
+    )
+)
+WAIT = "Longest wait: epochs from one best value to the next; early stopping with less patience would have ended there."
+
+
+def pace(trial: Trial, metric: str) -> tuple[Cell, ...]:
+    """The cells below `PACE`."""
+    curve = trial.curve.get(metric)
+    values = (
+        (trial.average(lambda r: float(r.epochs)), 1),
+        (trial.average(lambda r: float(r.best_epoch)), 1),
+        (longest_wait(trial, metric), 0),
+        (None if curve is None else arrival(trial, metric, "seconds_train", float(curve.max())), 1),
+        (arrival(trial, metric, "epoch"), 1),
+        (epoch_seconds(trial), 2),
+    )
+    return tuple(Cell(value, text="-", digits=digits) for value, digits in values)
+
+
+def longest_wait(trial: Trial, metric: str) -> float | None:
+    """The most epochs from a best value of the curve to the next."""
+    curve = trial.curve
+    if metric not in curve or "epoch" not in curve:
+        return None
+    best = np.maximum.accumulate(curve[metric])
+    rises = np.append(True, best[1:] > best[:-1])
+    return float(np.diff(curve["epoch"][rises], prepend=0).max())
+
+
+def epoch_seconds(trial: Trial) -> float | None:
+    """Training seconds of an epoch."""
+    return trial.average(lambda r: r.seconds["training"] / r.epochs if r.epochs and "training" in r.seconds else None)
 
 
 def approximations(trials: Sequence[Trial]) -> Table:

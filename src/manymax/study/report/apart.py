@@ -1,0 +1,103 @@
+"""Studies that compare ways to do one thing. They stand apart: their runs are none of the paper's questions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from manymax.study.report import tables
+from manymax.study.report.formats import Cell, Table
+from manymax.study.report.runs import Trial
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One of these studies.
+
+    Args:
+        title: of its section.
+        options: the settings that are compared.
+        note: what their values mean.
+        make: the table of its trials and the metrics.
+    """
+
+    title: str
+    options: tuple[str, ...]
+    note: str
+    make: Callable[[Comparison, Sequence[Trial], Sequence[str]], Table]
+
+    def table(self, here: Sequence[Trial], metrics: Sequence[str]) -> Table | None:
+        """None if nothing can be compared."""
+        return self.make(self, here, metrics) if len({self.way(trial) for trial in here}) > 1 else None
+
+    def way(self, trial: Trial) -> tuple[str, ...]:
+        """The trial's values of the options."""
+        return tuple(str(trial.settings.get(option)) for option in self.options)
+
+    @property
+    def options_text(self) -> str:
+        """The options in a sentence."""
+        return " or ".join(f"`{option}`" for option in self.options)
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """Of a row of `Trial.place`, loss and options."""
+        return ("data", "backbone", "loss", *self.options)
+
+
+def outcome(comparison: Comparison, here: Sequence[Trial], metrics: Sequence[str]) -> Table:
+    """Metrics and how soon they were reached."""
+    rows = [
+        (
+            (*trial.place, trial.loss, *comparison.way(trial)),
+            (
+                *(Cell(trial.mean(metric), trial.spread(metric), "-") for metric in metrics),
+                *tables.pace(trial, metrics[0]),
+            ),
+        )
+        for trial in sorted(here, key=lambda t: (t.place, t.loss))
+    ]
+    columns = (*((tables.short(metric),) for metric in metrics), *tables.PACE)
+    return Table("", "", comparison.heads, columns, tuple(rows), f"{comparison.note} {tables.WAIT}")
+
+
+def seconds(comparison: Comparison, here: Sequence[Trial], metrics: Sequence[str]) -> Table:
+    """Seconds of an epoch by each way of computing, and how many times softmax's by the same way they are."""
+    found = {(trial.place, trial.loss, comparison.way(trial)[0]): trial for trial in here}
+    rows = []
+    for (place, loss, way), trial in found.items():
+        # softmax has no compiled form: its blocks are what a compiled loss is compared with
+        base = found.get((place, "softmax", way)) or found.get((place, "softmax", "blocks"))
+        own, usual = (None if t is None else tables.epoch_seconds(t) for t in (trial, base))
+        times = own / usual if own is not None and usual else None
+        cells = (Cell(own, text="-", digits=1), Cell(times, text="-", digits=2), Cell(trial.mean(metrics[0]), text="-"))
+        rows.append(((*place, loss, way), cells))
+    columns = (("training s / epoch",), ("times softmax's",), (tables.short(metrics[0]),))
+    return Table("", "", comparison.heads, columns, tuple(rows), comparison.note)
+
+
+APART = {
+    "computation": Comparison(
+        "Ways of computing",
+        ("computation",),
+        "Table: the scores of a batch as one table, sorted or searched over whole rows, and autograd, as the paper "
+        "computes. Blocks: the heads, in plain torch. Compiled: the heads with their option of that name. A few epochs "
+        "each, one after the other on one core; the metric only shows that the ways do the same.",
+        seconds,
+    ),
+    "batches": Comparison(
+        "Ways to make batches",
+        ("batches",),
+        "Pairs: each batch is of (user, item) pairs drawn from all, as in the paper. Chunks: a few pairs of a user "
+        "stay together, so that a score row serves them all. Users: all pairs of a user are in one batch.",
+        outcome,
+    ),
+    "positions": Comparison(
+        "Ways to read histories",
+        ("positions",),
+        "All: every position of the latest items of a user. Windows: every position of the whole history, cut into "
+        "windows. Prefix: a row for every position, with the items before it, as in the paper.",
+        outcome,
+    ),
+}
+"""By the name of the study's folder."""
