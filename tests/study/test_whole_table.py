@@ -8,6 +8,7 @@ from torch.autograd import gradcheck
 
 import manymax
 from manymax.errors import ArgumentError
+from manymax.losses import FAMILY
 from manymax.study.config import COMPILED_LOSSES, RunConfig
 from manymax.study.data.interactions import Lists, Split
 from manymax.study.heads import build_head
@@ -37,6 +38,26 @@ def test_the_same_loss_and_gradients_as_the_heads(loss: str, scale: float) -> No
     assert isinstance(head, WholeTable)
     torch.testing.assert_close(values[1], values[0], rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("loss", TABLE_LOSSES)
+def test_detached_vectors_learn_as_positives_alone(loss: str) -> None:
+    random = torch.Generator().manual_seed(1)
+    input = torch.randn(N, D, dtype=torch.float64, generator=random, requires_grad=True)
+    vectors = torch.randn(C, D, dtype=torch.float64, generator=random, requires_grad=True)
+    target = torch.arange(N)  # the classes from N on are negatives everywhere
+    split = Split(lists(), lists(), lists(), num_items=C)
+    heads = [build_head(RunConfig(loss=loss, computation=way), split) for way in ("blocks", "detached")]
+    values = [head(input, target, vectors) for head in heads]
+    whole, cut = (torch.autograd.grad(value, (input, vectors)) for value in values)
+    torch.testing.assert_close(values[1], values[0])
+    torch.testing.assert_close(cut[0], whole[0])  # the queries learn as ever
+    scores = (input @ vectors.T).detach().requires_grad_()
+    (of_scores,) = torch.autograd.grad(FAMILY[loss].loss(scores, target), scores)
+    expected = torch.zeros_like(vectors)
+    expected[:N] = of_scores.diagonal().unsqueeze(1) * input.detach()
+    torch.testing.assert_close(cut[1], expected)
+    assert not torch.allclose(whole[1], expected)
 
 
 @pytest.mark.parametrize("loss", TABLE_LOSSES)

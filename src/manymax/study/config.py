@@ -106,8 +106,9 @@ class RunConfig(BaseModel):
     multilabel: Literal["sum", "normalized"] = Field("sum", description="Sum over a user's positives, or mean.")
     label_smoothing: float = Field(0.0, ge=0, le=1, description="Share of the target spread over all items.")
 
-    computation: Literal["blocks", "compiled", "table"] = Field(
-        "blocks", description="Of exact losses: blocks, those in compiled code, or whole tables, to compare seconds."
+    computation: Literal["blocks", "compiled", "table", "detached"] = Field(
+        "blocks",
+        description="Of exact losses: blocks, also compiled; to compare, whole tables, also with detached items.",
     )
 
     solver: Literal["gradient", "als"] = Field("gradient", description="Adam, or alternating least squares (mf, rg).")
@@ -200,8 +201,11 @@ class RunConfig(BaseModel):
                 )
         if self.solver == "als" and (self.loss, self.backbone, self.scale) != ("rg", "mf", "dot"):
             raise ArgumentError("`solver='als'` solves loss 'rg' on backbone 'mf' with scale 'dot'; got another.")
-        if self.computation == "table" and (self.alpha, self.label_smoothing, self.multilabel) != (1.5, 0.0, "sum"):
-            raise ArgumentError("`computation='table'` knows alpha 1.5, label_smoothing 0 and multilabel 'sum' alone.")
+        plain = (self.alpha, self.label_smoothing, self.multilabel) == (1.5, 0.0, "sum")
+        if self.computation in ("table", "detached") and not plain:
+            raise ArgumentError(
+                f"`computation={self.computation!r}` knows alpha 1.5, label_smoothing 0 and multilabel 'sum' alone."
+            )
         if self.computation == "compiled" and self.loss not in COMPILED_LOSSES:
             raise ArgumentError(f"`computation='compiled'` is for {', '.join(COMPILED_LOSSES)}; got {self.loss!r}.")
         metric, _, cutoff = self.monitored.partition("@")

@@ -19,7 +19,7 @@ from manymax.study.config import RunConfig
 from manymax.study.data.interactions import Split
 from manymax.study.references import REFERENCES
 from manymax.study.seeds import generator
-from manymax.study.whole_table import WholeTable
+from manymax.study.whole_table import Detached, WholeTable
 
 # What an option is called by the head or sampler that takes it, where that is not its own name.
 KEYWORDS = {
@@ -28,6 +28,7 @@ KEYWORDS = {
     "pool": "num_candidates",
     "codewords": "num_codewords",
 }
+TABLES = {"table": WholeTable, "detached": Detached}
 OF_LOSS = ("alpha", "learnable_alpha", "order", "correction", "hit_policy", "debias", "log_z", "learnable_log_z")
 OF_SAMPLER = ("power", "smoothing", "pool", "codewords")
 
@@ -39,8 +40,8 @@ def build_head(config: RunConfig, split: Split) -> nn.Module:
     """
     if config.loss in REFERENCES:
         return REFERENCES[config.loss].module(None, split.num_items, **_drawing(config, split))
-    if config.computation == "table":
-        return WholeTable(config.loss, split.num_items)
+    if config.computation in TABLES:
+        return TABLES[config.computation](config.loss, split.num_items)
     member = FAMILY[config.loss]
     if member.kind == "tree":
         return _tree(config, split)

@@ -1,6 +1,7 @@
 """The usual way to compute the exact losses: a whole table of scores, one row a pair, and a sort for the sparse ones.
 
 It is what the heads are compared with in a study (`computation="table"`): the same values and gradients, other seconds.
+`computation="detached"` has the same values and lacks gradients: how a training goes whose negatives do not learn.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from manymax.heads.linear import read_head_target
 from manymax.heads.modules import LinearHead
+from manymax.losses import FAMILY
 from manymax.losses.base import Target
 from manymax.losses.rankmax import rankmax_loss
 
@@ -92,5 +94,27 @@ class WholeTable(LinearHead):
         read = read_head_target(input, target, None, -100, "sum", self.num_classes)
         rows, column = (read.weights != 0).nonzero(as_tuple=True)
         classes = column if read.ids is None else read.ids[rows, column]
-        losses = self.loss(input[rows] @ vectors.T, classes) * read.weights[rows, column]
+        losses = self.loss(self.table(input[rows], vectors, classes), classes) * read.weights[rows, column]
         return losses.sum() / read.divisor.sum()
+
+    def table(self, input: Tensor, vectors: Tensor, classes: Tensor) -> Tensor:
+        """(N, C)."""
+        return input @ vectors.T
+
+
+class Detached(WholeTable):
+    """Class vectors learn as positives alone: from all other scores of a row they get no gradient.
+
+    So a library computes them whose table of item vectors is made once an epoch, outside the graph of gradients. The
+    loss itself, which is the same, comes from the family, without sorting.
+    """
+
+    def __init__(self, loss: str, num_classes: int) -> None:
+        super().__init__(loss, num_classes)
+        self.loss = lambda scores, target: FAMILY[loss].loss(scores, target, reduction="none")
+
+    def table(self, input: Tensor, vectors: Tensor, classes: Tensor) -> Tensor:
+        """(N, C), of which the class vectors see their own column of the row alone."""
+        fixed = vectors.detach()
+        nothing = (input.detach() * (vectors - fixed)[classes]).sum(1)  # 0 with the gradient of the positive's score
+        return (input @ fixed.T).scatter_add(1, classes.unsqueeze(1), nothing.unsqueeze(1))

@@ -99,5 +99,12 @@ APART = {
         "windows. Prefix: a row for every position, with the items before it, as in the paper.",
         outcome,
     ),
+    "lightgcn": Comparison(
+        "LightGCN and the level of popularity",
+        ("computation", "lr", "patience"),
+        "Blocks and compiled: item vectors get all their gradients. Detached: those of positives alone, as where the "
+        "table of item vectors is made outside the graph of gradients.",
+        outcome,
+    ),
 }
 """By the name of the study's folder."""
