@@ -61,6 +61,20 @@ def test_detached_vectors_learn_as_positives_alone(loss: str) -> None:
 
 
 @pytest.mark.parametrize("loss", TABLE_LOSSES)
+def test_detached_of_several_positives(loss: str) -> None:
+    random = torch.Generator().manual_seed(0)
+    input = torch.randn(N, D, dtype=torch.float64, generator=random, requires_grad=True)
+    vectors = torch.randn(C, D, dtype=torch.float64, generator=random)
+    rows, classes = torch.arange(N).repeat(3), torch.randint(C, (3 * N,), generator=random)
+    users, target = manymax.group_pairs(rows, classes)
+    split = Split(lists(), lists(), lists(), num_items=C)
+    heads = [build_head(RunConfig(loss=loss, computation=way), split) for way in ("blocks", "detached")]
+    values = [head(input[users], target, vectors) for head in heads]
+    torch.testing.assert_close(values[1], values[0])
+    torch.testing.assert_close(*(torch.autograd.grad(value, input) for value in values))
+
+
+@pytest.mark.parametrize("loss", TABLE_LOSSES)
 def test_gradients(loss: str) -> None:
     scores = torch.randn(3, C, dtype=torch.float64, generator=torch.Generator().manual_seed(3), requires_grad=True)
     assert gradcheck(lambda s: TABLE_LOSSES[loss](s, torch.tensor([0, 4, 10])), scores)

@@ -94,27 +94,29 @@ class WholeTable(LinearHead):
         read = read_head_target(input, target, None, -100, "sum", self.num_classes)
         rows, column = (read.weights != 0).nonzero(as_tuple=True)
         classes = column if read.ids is None else read.ids[rows, column]
-        losses = self.loss(self.table(input[rows], vectors, classes), classes) * read.weights[rows, column]
+        losses = self.loss(input[rows] @ vectors.T, classes) * read.weights[rows, column]
         return losses.sum() / read.divisor.sum()
 
-    def table(self, input: Tensor, vectors: Tensor, classes: Tensor) -> Tensor:
-        """(N, C)."""
-        return input @ vectors.T
 
-
-class Detached(WholeTable):
+class Detached(LinearHead):
     """Class vectors learn as positives alone: from all other scores of a row they get no gradient.
 
     So a library computes them whose table of item vectors is made once an epoch, outside the graph of gradients. The
-    loss itself, which is the same, comes from the family, without sorting.
+    loss, which is the same, comes from the family.
     """
 
     def __init__(self, loss: str, num_classes: int) -> None:
-        super().__init__(loss, num_classes)
-        self.loss = lambda scores, target: FAMILY[loss].loss(scores, target, reduction="none")
+        super().__init__(None, num_classes)
+        self.loss = FAMILY[loss].loss
 
-    def table(self, input: Tensor, vectors: Tensor, classes: Tensor) -> Tensor:
-        """(N, C), of which the class vectors see their own column of the row alone."""
+    def forward(self, input: Tensor, target: Tensor | Target, linear_weight: Tensor | None = None) -> Tensor:
+        """The loss of queries (N, d) and class vectors (C, d)."""
+        vectors, _ = self.vectors(linear_weight)
+        read = read_head_target(input, target, None, -100, "sum", self.num_classes)
+        assert read.ids is not None
+        rows, column = (read.weights != 0).nonzero(as_tuple=True)
+        classes = read.ids[rows, column]
         fixed = vectors.detach()
-        nothing = (input.detach() * (vectors - fixed)[classes]).sum(1)  # 0 with the gradient of the positive's score
-        return (input @ fixed.T).scatter_add(1, classes.unsqueeze(1), nothing.unsqueeze(1))
+        nothing = (input.detach()[rows] * (vectors - fixed)[classes]).sum(1)  # 0, with the gradient of s_y
+        scores = (input @ fixed.T).index_put((rows, classes), nothing, accumulate=True)
+        return self.loss(scores, read.ids.where(read.weights != 0, -100))
