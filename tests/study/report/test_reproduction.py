@@ -233,7 +233,9 @@ class TestPage:
     def test_a_run_of_two_studies_counts_once(self, root: Path) -> None:
         collect([root / "mine"], root / RESULTS / "q2")
         assert len(read(root).done) == 10
-        assert row(section(page(read(root)), "### mf, ml-1m"), "softmax")[3] == "2"
+        text = page(read(root))
+        assert row(section(text, "### mf, ml-1m"), "softmax")[3] == "2"
+        assert row(section(text, "### Hours"), "all, each run once")[1] == "10"
 
     def test_what_is_missing(self, root: Path) -> None:
         text = section(page(read(root)) + "## end\n", "## What is missing")

@@ -431,13 +431,13 @@ def _data(made: Sequence[Trial]) -> Iterator[str]:
 def _origin(collected: Collected) -> Iterator[str]:
     """How long it took, on what."""
     yield "## How it was run\n"
-    runs = [run for each in collected.studies.values() for run in each]
+    runs = list({run.record.hash: run for each in collected.studies.values() for run in each}.values())
     if not runs:
         yield f"{NOT_ENOUGH}: there is no record.\n"
         return
     rows = [((name,), _hours(each)) for name, each in collected.studies.items()]
     if len(rows) > 1:
-        rows.append((("all",), _hours(runs)))
+        rows.append((("all, each run once",), _hours(runs)))
     yield _sub(Table("", "Hours", ("study",), (("runs",), ("hours",), ("of them training",)), tuple(rows)))
     for what in ("versions", "machine"):
         seen = {", ".join(f"{k} {v}" for k, v in getattr(run.record, what).items()) for run in runs}
