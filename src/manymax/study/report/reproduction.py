@@ -353,9 +353,7 @@ def _convergence(made: Sequence[Trial]) -> Iterator[str]:
     if not rows:
         yield f"{NOT_ENOUGH}: none has finished.\n"
         return
-    note = (
-        f"Seconds are of training alone. Runs that shared the machine with others are slower than alone. {tables.WAIT}"
-    )
+    note = "Seconds are of training alone. Runs that shared the machine with others are slower than alone."
     heads = ("data", "backbone", "loss", "rate")
     yield _sub(Table("", "How soon, and how long", heads, tables.PACE, rows, f"{note} {tables.WAIT}"))
     for figure in _curves(made):
