@@ -167,6 +167,17 @@ def test_each_loss_is_taken_at_its_own_best_rate(tmp_path: Path) -> None:
     assert [case.name for case in found.cases] == ["planted, mf, k=100, uniform"]
 
 
+def test_what_the_paper_does_not_have_decides_nothing(tmp_path: Path) -> None:
+    debiased = {"loss": "sampled_softmax", "correction": "partition", "debias": "jackknife", "quality": 0.40}
+    assert judged(tmp_path, [*of(sampled_softmax=0.25, nce=0.30), debiased], 3).verdict == "contradicted"
+
+
+def test_what_is_above_rankmax_is_named_with_its_settings(tmp_path: Path) -> None:
+    hard = [{"loss": "nce", "sampler": sampler, "quality": q} for sampler, q in (("uniform", 0.29), ("dns", 0.38))]
+    (case,) = judged(tmp_path, [*of(rankmax=0.33, softmax=0.30), *hard], 2).cases
+    assert "nce (sampler=dns)" in case.why
+
+
 @pytest.mark.parametrize(("others", "supports"), [(2, False), (8, True)])
 def test_a_chance_find_among_many_does_not_count(tmp_path: Path, monkeypatch, others: int, supports: bool) -> None:
     """A loss that is above rankmax with p = 0.02: enough beside one other loss, not beside seven."""

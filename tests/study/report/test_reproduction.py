@@ -178,9 +178,12 @@ class TestPage:
     def test_no_number_where_the_paper_has_none(self, tmp_path: Path) -> None:
         (tmp_path / "docs").mkdir()
         jackknife = {"correction": "partition", "debias": "jackknife"}
-        folder = write_run(tmp_path / "mine", loss="sampled_softmax", **jackknife, **ML1M)
-        collect([folder], tmp_path / RESULTS / "q1")
-        assert "(" not in row(section(page(read(tmp_path)), "### mf, ml-1m"), r"sampled\_softmax")[4]
+        for lr in (1e-3, 5e-4):
+            folder = write_run(tmp_path / "mine", loss="sampled_softmax", **jackknife, **(ML1M | {"lr": lr}))
+            collect([folder], tmp_path / RESULTS / "q1")
+        text = page(read(tmp_path))
+        assert "(" not in row(section(text, "### mf, ml-1m"), r"sampled\_softmax")[4]
+        assert "(0." not in section(text, "### mf: all learning rates")
 
     def test_another_form_of_a_set_is_compared(self, tmp_path: Path) -> None:
         folder = write_run(tmp_path / "mine", loss="softmax", data="electronics_10core.parquet", quality=0.02)

@@ -62,6 +62,12 @@ def test_als_has_no_learning_rate(tmp_path: Path) -> None:
     assert found == {"rg (solver=als)": None, "rg (solver=gradient)": 0.01}
 
 
+def test_de_biasing_is_named_before_the_correction_it_asks_for(tmp_path: Path) -> None:
+    write_run(tmp_path, loss="sampled_softmax")
+    write_run(tmp_path, loss="sampled_softmax", correction="partition", debias="jackknife")
+    assert labels(tmp_path) == ["sampled_softmax", "sampled_softmax (debias=jackknife)"]
+
+
 def test_labels_are_as_short_as_tells_trials_apart(tmp_path: Path) -> None:
     """What follows from another setting, as the pool from the sampler, is not repeated."""
     write_run(tmp_path, loss="nce", num_negatives=5)

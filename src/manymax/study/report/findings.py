@@ -96,9 +96,14 @@ class Evidence:
 
 
 def from_trials(trials: Sequence[Trial]) -> Evidence:
-    """Our runs; the learning rate is chosen on the validation part, test values are compared."""
+    """Our runs; the learning rate is chosen on the validation part, test values are compared.
+
+    De-biased estimators are not in the paper, and say nothing of what it finds.
+    """
     found = []
     for trial in trials:
+        if trial.settings.get("debias") is not None:
+            continue
         metric = (metrics([trial]) or [METRIC])[0]
         selected, score = trial.mean(metric, "valid"), trial.mean(metric)
         if selected is not None and score is not None:
@@ -165,7 +170,8 @@ def rankmax_on_top(evidence: Evidence) -> Iterator[Case]:
         above = [other for other in others if beats(other, rankmax, tests=len(others))]
         why = f"{_versus(rankmax, softmax)}, {len(others) + 1} losses"
         if above:
-            why = f"rankmax {rankmax.score:.4f}; above it: {', '.join(f'{p.loss} {p.score:.4f}' for p in above)}"
+            names = (f"{p.loss if p.trial is None else p.trial.label} {p.score:.4f}" for p in above)
+            why = f"rankmax {rankmax.score:.4f}; above it: {', '.join(names)}"
         yield Case(_name(place), False if above else beats(rankmax, softmax), why)
 
 

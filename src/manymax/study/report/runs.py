@@ -227,12 +227,13 @@ def described(loss: str, details: Mapping[str, Any]) -> str:
 def _varied(kin: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Of the settings of one loss those that vary for the same data and backbone and have no place of their own.
 
-    One that follows from those before it, as the batches do from the solver, tells nothing and is left out.
+    One that follows from those before it, as the batches do from the solver, tells nothing and is left out. De-biasing
+    goes before the correction that it asks for.
     """
     own = {"data", "name", "backbone", "loss", "lr", "seed", *DATA_SETTINGS}
     varying = []
     told: list[tuple[str, ...]] = [_data_place(settings) for settings in kin]
-    for key in dict.fromkeys(key for settings in kin for key in settings if key not in own):
+    for key in dict.fromkeys(("debias", *(key for settings in kin for key in settings if key not in own))):
         more = [(*parts, repr(settings.get(key))) for parts, settings in zip(told, kin, strict=True)]
         if len(set(more)) > len(set(told)):
             varying.append(key)
