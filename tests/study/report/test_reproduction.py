@@ -233,6 +233,14 @@ class TestPage:
         assert row(section(text, "## Ways to read histories"), "ml-1m", "sasrec", "softmax", "windows")
         assert "positions=" not in section(text, "## Question 1: accuracy")
 
+    def test_log_partitions_of_nce_stand_apart(self, root: Path) -> None:
+        for log_z in (None, 0.0):
+            folder = write_run(root / "ways", loss="nce", num_negatives=10, log_z=log_z, epochs=3, **ML1M)
+            collect([folder], root / RESULTS / "log_z")
+        text = page(read(root))
+        assert row(section(text, "## NCE and its log partition"), "ml-1m", "mf", "nce", "10", "0.0")
+        assert "log\\_z=" not in section(text, "## Question 2: negatives")
+
     def test_a_run_of_two_studies_counts_once(self, root: Path) -> None:
         collect([root / "mine"], root / RESULTS / "q2")
         assert len(read(root).done) == 10

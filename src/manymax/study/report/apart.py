@@ -106,5 +106,13 @@ APART = {
         "table of item vectors is made outside the graph of gradients.",
         outcome,
     ),
+    "log_z": Comparison(
+        "NCE and its log partition",
+        ("num_negatives", "log_z"),
+        "A pair's logit is its score less log Z0 less log(k q), with q = 1 / C. None: log Z0 = log C, so that scores "
+        "of 0 are normalised. 0: scores that must normalise themselves. log C - log k: scores alone, no correction. "
+        "2 (log C - log k): log(k q) with the paper's sign.",
+        outcome,
+    ),
 }
 """By the name of the study's folder."""
