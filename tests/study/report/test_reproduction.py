@@ -251,6 +251,8 @@ class TestPage:
     def test_what_is_missing(self, root: Path) -> None:
         text = section(page(read(root)) + "## end\n", "## What is missing")
         assert "- ml-1m, mf: not enough runs, without entmax, nce, hierarchical_softmax." in text
+        assert "- gowalla, sasrec: not enough runs, none yet." in text
+        assert "- ml-1m, mf: not run of the paper's settings: softmax lr=0.0005; sparsemax lr=0.0005," in text
         assert "- ml-1m, mf, entmax, lr=0.5, seed 0: diverged." in text
         assert "- 10 runs have not been looked at for the findings yet." in text
 

@@ -20,10 +20,11 @@ for _number in NUMBERS:
 
 def printed(trial: Trial, metric: str) -> PaperNumber | None:
     """The number that the paper prints for the trial's data, backbone, loss and settings; None if it prints none."""
-    return next(_matching(trial, metric), None)
+    return next(matching(trial, metric), None)
 
 
-def _matching(trial: Trial, metric: str) -> Iterator[PaperNumber]:
+def matching(trial: Trial, metric: str) -> Iterator[PaperNumber]:
+    """All such numbers: the paper has some in several tables."""
     settings = trial.settings
     for name, (owner, value) in FIXED.items():
         if owner in (trial.loss, settings.get("sampler")) and settings.get(name) != value:

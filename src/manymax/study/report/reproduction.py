@@ -11,7 +11,7 @@ from typing import Any
 
 from manymax.errors import ManymaxError
 from manymax.study.files import whole, write_json
-from manymax.study.reference import DATA, LEARNING_RATES, METRICS, PaperNumber
+from manymax.study.reference import DATA, LEARNING_RATES, METRICS, NUMBERS, PaperNumber
 from manymax.study.report import figures, tables
 from manymax.study.report.apart import APART
 from manymax.study.report.collect import FINDINGS, PAPER_NAMES, decide, paper_name, read_decided
@@ -19,7 +19,7 @@ from manymax.study.report.drawing import Figure, draw
 from manymax.study.report.findings import FINDINGS as CLAIMS
 from manymax.study.report.findings import Case, Finding, from_paper, verdict
 from manymax.study.report.formats import MARKDOWN, Cell, Table, markdown
-from manymax.study.report.paper import DEFAULTS, SAMPLED, printed
+from manymax.study.report.paper import DEFAULTS, SAMPLED, matching, printed
 from manymax.study.report.runs import Run, Trial, data_name, read_study, trials
 
 if sys.version_info >= (3, 11):
@@ -34,7 +34,6 @@ LARGE = 5.0  # percent: a difference that needs a cause
 NOT_EXAMINED, NOT_ENOUGH = "not examined", "Not enough runs"
 TUNED = ("lr", "ridge", "ridge_power", "positive_weight")  # chosen on the validation part
 METRIC = METRICS[0]
-EXPECTED = (("ml-1m", "mf"), ("gowalla", "mf"), ("electronics", "mf"), ("ml-1m", "sasrec"), ("ml-1m", "lightgcn"))
 
 INTRODUCTION = """# The paper's tables, run again
 
@@ -447,8 +446,7 @@ def _hours(runs: Sequence[Run]) -> tuple[Cell, ...]:
 def _missing(made: Sequence[Trial], collected: Collected) -> Iterator[str]:
     """What the paper has and these records have not."""
     yield "## What is missing\n"
-    have = {(paper_name(trial), trial.backbone, trial.loss) for trial in made}
-    lines = [line for place in EXPECTED if (line := _gap(place, have))]
+    lines = list(_gaps(made))
     late = {run.record.hash for run in collected.done} - collected.decided
     gone = collected.decided - {run.record.hash for run in collected.done}
     if gone:
@@ -456,7 +454,7 @@ def _missing(made: Sequence[Trial], collected: Collected) -> Iterator[str]:
     if late:
         lines.append(f"- {len(late)} runs have not been looked at for the findings yet.")
     lines += [f"- {_text(_called(run))}: {run.record.status}." for run in collected.runs if run.record.status != "done"]
-    yield "\n".join(lines or ["Nothing of the paper's losses."]) + "\n"
+    yield "\n".join(lines or ["Nothing."]) + "\n"
 
 
 def _called(run: Run) -> str:
@@ -464,12 +462,24 @@ def _called(run: Run) -> str:
     return ", ".join((data_name(s), s["backbone"], s["loss"], tables.rate(s.get("lr")), f"seed {s['seed']}"))
 
 
-def _gap(place: tuple[str, str], have: set[tuple[str, str, str]]) -> str:
-    losses = dict.fromkeys(p.loss for p in from_paper().points if p.place == place)
-    lacking = [loss for loss in losses if (*place, loss) not in have]
-    if not lacking:
-        return ""
-    every = len(lacking) == len(losses)
-    return f"- {', '.join(place)}: {NOT_ENOUGH.lower()}, " + (
-        "none yet." if every else f"without {', '.join(lacking)}."
-    )
+def _gaps(made: Sequence[Trial]) -> Iterator[str]:
+    """For each place the losses, then the settings of the other losses, of which the paper prints a number."""
+    met = {id(number) for trial in made for number in matching(_as_in_the_paper(trial), METRIC)}
+    places: dict[str, dict[str, list[PaperNumber]]] = {}
+    for number in NUMBERS:
+        if number.metric == METRIC:
+            here = places.setdefault(f"{number.data}, {number.backbone}", {})
+            here.setdefault(number.loss, []).append(number)
+    for place, losses in places.items():
+        lacking = [loss for loss, numbers in losses.items() if not any(id(number) in met for number in numbers)]
+        if lacking:
+            what = "none yet" if len(lacking) == len(losses) else f"without {', '.join(lacking)}"
+            yield f"- {place}: {NOT_ENOUGH.lower()}, {what}."
+        parts = {
+            loss: [f"{name}={value}" for n in numbers if id(n) not in met for name, value in n.setting.items()]
+            for loss, numbers in losses.items()
+            if loss not in lacking
+        }
+        if any(parts.values()):
+            text = "; ".join(f"{loss} {', '.join(settings)}" for loss, settings in parts.items() if settings)
+            yield f"- {place}: not run of the paper's settings: {text}."
