@@ -167,6 +167,28 @@ def test_each_loss_is_taken_at_its_own_best_rate(tmp_path: Path) -> None:
     assert [case.name for case in found.cases] == ["planted, mf, k=100, uniform"]
 
 
+FAR_BETTER: dict[str, Any] = {"lr": 1e-5, "quality": 0.4}
+MORE_RATES: dict[int, Runs] = {  # what should be below was run at another rate too, where it is far better
+    3: [*of(sampled_softmax=0.30, nce=0.25), {"loss": "nce", **FAR_BETTER}],
+    6: [
+        *negatives("sampled_softmax", 0.20, 0.25, 0.30),
+        {"loss": "sampled_softmax", "num_negatives": 5, **FAR_BETTER},
+    ],
+    7: [*SUPPORT[7][2:], {"loss": "nce", **FAR_BETTER}],
+}
+
+
+@pytest.mark.parametrize("number", MORE_RATES)
+def test_more_rates_are_no_merit(tmp_path: Path, number: int) -> None:
+    assert [case.supports for case in judged(tmp_path, MORE_RATES[number], number).cases] == [True]
+
+
+def test_what_has_no_rate_in_common_is_compared_at_its_best(tmp_path: Path) -> None:
+    runs = [{"loss": "nce", "lr": lr, "quality": q} for lr, q in ((1e-3, 0.25), (1e-4, 0.2))]
+    (case,) = judged(tmp_path, [*runs, {"loss": "sampled_softmax", "lr": 1e-2, "quality": 0.22}], 3).cases
+    assert case.supports is False
+
+
 def test_what_the_paper_does_not_have_decides_nothing(tmp_path: Path) -> None:
     debiased = {"loss": "sampled_softmax", "correction": "partition", "debias": "jackknife", "quality": 0.40}
     assert judged(tmp_path, [*of(sampled_softmax=0.25, nce=0.30), debiased], 3).verdict == "contradicted"

@@ -193,12 +193,24 @@ class TestPage:
     def test_large_differences_have_a_cause(self, root: Path) -> None:
         heading = "## Where ours differs from the paper by more than 5 percent"
         text = section(page(read(root)), heading)
-        (line,) = [line for line in text.splitlines() if "sparsemax" in line]
-        assert "Likely cause: not examined." in line
+        cause, line = (line for line in text.splitlines() if "sparsemax" in line or "cause" in line)
+        assert cause == "Likely cause: not examined."
         assert "At lr=0.001 the paper prints N@20 0.2353" in line
-        (root / CAUSES).write_text('[[cause]]\ndata="ml-1m"\nbackbone="mf"\nloss="sparsemax"\ntext="""the\nrate."""\n')
-        (line,) = [line for line in section(page(read(root)), heading).splitlines() if "sparsemax" in line]
-        assert line.endswith("Likely cause: the rate.")
+        text = '[[cause]]\ndata="ml-1m"\nbackbone="mf"\nloss=["sparsemax", "softmax"]\ntext="""the\nrate."""\n'
+        (root / CAUSES).write_text(text)
+        cause, lines, *others = section(page(read(root)), heading).strip().split("\n\n")
+        assert cause == "Likely cause: the rate."
+        assert [line.partition(":")[0] for line in lines.splitlines()] == [
+            "- ml-1m, mf, softmax",
+            "- ml-1m, mf, sparsemax",
+        ]
+        assert "Likely cause: not examined." in others
+
+    def test_two_causes_for_one_loss(self, root: Path) -> None:
+        cause = '[[cause]]\ndata = "ml-1m"\nbackbone = "mf"\nloss = ["rg", "softmax"]\ntext = "the rate"\n'
+        (root / CAUSES).write_text(cause + cause.replace('["rg", "softmax"]', '"softmax"'))
+        with pytest.raises(ManymaxError, match="two causes for ml-1m, mf, softmax"):
+            read(root)
 
     @pytest.mark.parametrize("text", ["[[cause]", '[[cause]]\ndata = "ml-1m"\n', "cause = 3\n"])
     def test_causes_that_cannot_be_read(self, root: Path, text: str) -> None:

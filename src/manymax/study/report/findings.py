@@ -180,12 +180,11 @@ def sampled_softmax_above_nce(evidence: Evidence) -> Iterator[Case]:
     for sampler in dict.fromkeys(point.sampler for point in evidence.points if point.sampler is not None):
         lines = _lines(evidence, sampler)
         for (place, loss), line in lines.items():
-            nce = {point.num_negatives: point for point in lines.get((place, "nce"), [])}
-            for point in line if loss == "sampled_softmax" else []:
-                other = nce.get(point.num_negatives)
-                if other is not None:
-                    name = _name(place, f"k={point.num_negatives}, {sampler}")
-                    yield Case(name, beats(point, other), _versus(point, other))
+            nce = lines.get((place, "nce"), {})
+            for k in line if loss == "sampled_softmax" else ():
+                if k in nce:
+                    point, other = _alike(line[k], nce[k])
+                    yield Case(_name(place, f"k={k}, {sampler}"), beats(point, other), _versus(point, other))
 
 
 def sparse_falls_behind(evidence: Evidence) -> Iterator[Case]:
@@ -228,9 +227,10 @@ def _untested(first: Point, second: Point) -> bool:
 
 def more_negatives(evidence: Evidence) -> Iterator[Case]:
     """Finding 6."""
-    for (place, loss), line in _lines(evidence, "uniform").items():
-        if len(line) < 3:
+    for (place, loss), found in _lines(evidence, "uniform").items():
+        if len(found) < 3:
             continue
+        line = _alike(*found.values())
         first, last = line[0], line[-1]
         values = ", ".join(f"{p.score:.4f}" for p in line)
         if loss == "nce":
@@ -242,27 +242,34 @@ def more_negatives(evidence: Evidence) -> Iterator[Case]:
             yield Case(_name(place, loss), False if falls or rises is False else rises, values, loss)
 
 
-def _lines(evidence: Evidence, sampler: str) -> dict[tuple[tuple[str, str], str], list[Point]]:
-    """{(place, loss): the best point for each number of negatives, in their order}."""
-    best: dict[tuple[tuple[str, str], str], dict[int, Point]] = defaultdict(dict)
+def _lines(evidence: Evidence, sampler: str) -> dict[tuple[tuple[str, str], str], dict[int, list[Point]]]:
+    """{(place, loss): {the number of negatives: its points}}, the numbers in their order."""
+    lines: dict[tuple[tuple[str, str], str], dict[int, list[Point]]] = defaultdict(lambda: defaultdict(list))
     for point in evidence.points:
         if point.sampler == sampler and point.num_negatives is not None:
-            line = best[point.place, point.loss]
-            if point.num_negatives not in line or point.selected > line[point.num_negatives].selected:
-                line[point.num_negatives] = point
-    return {key: [line[k] for k in sorted(line)] for key, line in best.items()}
+            lines[point.place, point.loss][point.num_negatives].append(point)
+    return {key: dict(sorted(line.items())) for key, line in lines.items()}
+
+
+def _alike(*groups: Sequence[Point]) -> list[Point]:
+    """The best point of each group, of the learning rates that all were run at: more rates are no merit.
+
+    Of all that a group has, where the groups have no rate in common.
+    """
+    common = set.intersection(*({point.lr for point in group} for group in groups))
+    return [max([p for p in group if p.lr in common] or group, key=lambda p: p.selected) for group in groups]
 
 
 def better_proposals(evidence: Evidence) -> Iterator[Case]:
     """Finding 7."""
     uniform, dns = _lines(evidence, "uniform"), _lines(evidence, "dns")
-    for key, line in dns.items():
-        others = {point.num_negatives: point for point in uniform.get(key, [])}
-        for point in line:
-            other = others.get(point.num_negatives)
-            if other is not None:
+    for (place, loss), line in dns.items():
+        others = uniform.get((place, loss), {})
+        for k in line:
+            if k in others:
+                point, other = _alike(line[k], others[k])
                 why = f"{point.score:.4f} with dns, {other.score:.4f} with uniform"
-                yield Case(_name(key[0], f"{key[1]}, k={point.num_negatives}"), beats(point, other), why, key[1])
+                yield Case(_name(place, f"{loss}, k={k}"), beats(point, other), why, loss)
 
 
 def few_epochs(evidence: Evidence) -> Iterator[Case]:
@@ -353,6 +360,7 @@ class Finding:
 
 TEST = f"paired t-test over users, p < {LEVEL}"
 BEST = "Each loss counts at the settings that are best on validation."
+ALIKE = "Each counts at the learning rate that is best on validation, of those at which all in the comparison were run."
 
 FINDINGS = (
     Finding(
@@ -375,7 +383,7 @@ FINDINGS = (
     Finding(
         3,
         "Sampled softmax consistently surpasses NCE.",
-        f"For each data set, backbone, k and proposal: sampled softmax is above NCE (N@20, {TEST}). {BEST}",
+        f"For each data set, backbone, k and proposal: sampled softmax is above NCE (N@20, {TEST}). {ALIKE}",
         sampled_softmax_above_nce,
         {"": Need(SAMPLED, "with the same k and proposal, on the same data and backbone")},
     ),
@@ -399,14 +407,14 @@ FINDINGS = (
         "More negatives improve sampled softmax monotonically, and change NCE little.",
         f"For each data set and backbone with three or more k, uniform proposal: sampled softmax's N@20 rises from the "
         f"smallest k to the largest ({TEST}) and falls from none to the next (the same test, Bonferroni over steps); "
-        f"NCE's changes by at most {NEGLIGIBLE:.0%} from the smallest to the largest. {BEST}",
+        f"NCE's changes by at most {NEGLIGIBLE:.0%} from the smallest to the largest. {ALIKE}",
         more_negatives,
         {loss: Need((loss,), "at three or more k with the uniform proposal") for loss in SAMPLED},
     ),
     Finding(
         7,
         "Proposals nearer to the model (DNS) improve sampled softmax and NCE.",
-        f"For each data set, backbone, loss and k: dns is above uniform (N@20, {TEST}). {BEST}",
+        f"For each data set, backbone, loss and k: dns is above uniform (N@20, {TEST}). {ALIKE}",
         better_proposals,
         {loss: Need((loss,), "with the proposals dns and uniform at the same k") for loss in SAMPLED},
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -117,12 +117,19 @@ def read(root: Path) -> Collected:
 
 
 def _causes(path: Path) -> dict[tuple[str, str, str], str]:
-    """{(data, backbone, loss): likely cause} from a file of [[cause]] with these three and `text`."""
+    """{(data, backbone, loss): likely cause} from a file of [[cause]] with these and `text`; `loss` may be a list."""
+    causes: dict[tuple[str, str, str], str] = {}
     try:
         rows = tomllib.loads(path.read_text(encoding="utf-8")).get("cause", []) if path.is_file() else []
-        return {(row["data"], row["backbone"], row["loss"]): " ".join(row["text"].split()) for row in rows}
+        for row in rows:
+            losses = [row["loss"]] if isinstance(row["loss"], str) else row["loss"]
+            for key in ((row["data"], row["backbone"], loss) for loss in losses):
+                if key in causes:
+                    raise ManymaxError(f"{path} has two causes for {', '.join(key)}: leave one.")
+                causes[key] = " ".join(row["text"].split()).rstrip(".")
     except (tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError) as error:
         raise ManymaxError(f"{path} must hold [[cause]] with data, backbone, loss and text: {error!r}.") from None
+    return causes
 
 
 def page(collected: Collected) -> str:
@@ -315,21 +322,25 @@ def _draws(trial: Trial) -> tuple[Any, ...]:
 
 def _differences(made: Sequence[Trial], causes: Mapping[tuple[str, str, str], str]) -> Iterator[str]:
     yield f"## Where ours differs from the paper by more than {LARGE:g} percent\n"
-    lines = [line for trial in tuned(made) if (line := _far(trial, causes))]
-    yield "\n".join(lines or ["Nowhere, as far as there are runs."]) + "\n"
+    by_cause: dict[str, list[str]] = defaultdict(list)
+    for trial in tuned(made):
+        if line := _far(trial):
+            names = (data_name(trial.settings), paper_name(trial))
+            keys = [(name, trial.backbone, trial.loss) for name in names]
+            by_cause[next((causes[key] for key in keys if key in causes), NOT_EXAMINED)].append(line)
+    for cause, lines in by_cause.items():
+        yield "\n".join([f"Likely cause: {cause}.\n", *lines]) + "\n"
+    if not by_cause:
+        yield "Nowhere, as far as there are runs.\n"
 
 
-def _far(trial: Trial, causes: Mapping[tuple[str, str, str], str]) -> str:
+def _far(trial: Trial) -> str:
     """One line on a trial that is far from the paper's number in any metric; empty for one that is near."""
     percents = {metric: p for metric in METRICS if (p := difference(trial, metric)) is not None and abs(p) > LARGE}
     if not percents:
         return ""
     by = ", ".join(f"{tables.short(metric)} {_signed(percent)} %" for metric, percent in percents.items())
-    names = (data_name(trial.settings), paper_name(trial))
-    keys = [(name, trial.backbone, trial.loss) for name in names]
-    cause = next((causes[key] for key in keys if key in causes), NOT_EXAMINED)
-    called = _text(", ".join((*trial.place, trial.label)))
-    return f"- {called}: {by}.{_same_rate(trial)} Likely cause: {cause.rstrip('.')}."
+    return f"- {_text(', '.join((*trial.place, trial.label)))}: {by}.{_same_rate(trial)}"
 
 
 def _same_rate(trial: Trial) -> str:
