@@ -39,7 +39,7 @@ class PaperTable:
     note: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # printed twice is two numbers
 class PaperNumber:
     """One printed number.
 

@@ -475,19 +475,19 @@ def _called(run: Run) -> str:
 
 def _gaps(made: Sequence[Trial]) -> Iterator[str]:
     """For each place the losses, then the settings of the other losses, of which the paper prints a number."""
-    met = {id(number) for trial in made for number in matching(_as_in_the_paper(trial), METRIC)}
+    met = {number for trial in made for number in matching(_as_in_the_paper(trial), METRIC)}
     places: dict[str, dict[str, list[PaperNumber]]] = {}
     for number in NUMBERS:
         if number.metric == METRIC:
             here = places.setdefault(f"{number.data}, {number.backbone}", {})
             here.setdefault(number.loss, []).append(number)
     for place, losses in places.items():
-        lacking = [loss for loss, numbers in losses.items() if not any(id(number) in met for number in numbers)]
+        lacking = [loss for loss, numbers in losses.items() if not any(number in met for number in numbers)]
         if lacking:
             what = "none yet" if len(lacking) == len(losses) else f"without {', '.join(lacking)}"
             yield f"- {place}: {NOT_ENOUGH.lower()}, {what}."
         parts = {
-            loss: [f"{name}={value}" for n in numbers if id(n) not in met for name, value in n.setting.items()]
+            loss: [f"{name}={value}" for n in numbers if n not in met for name, value in n.setting.items()]
             for loss, numbers in losses.items()
             if loss not in lacking
         }
