@@ -61,6 +61,7 @@ def same_draw(problem: Problem, target: Tensor, sampler: Sampler, k: int | None,
     return copy.deepcopy(sampler)(
         k,
         target=classes,
+        owner=rows,
         input=problem.input.detach()[rows],
         linear_weight=problem.linear_weight.detach(),
         linear_bias=None if problem.linear_bias is None else problem.linear_bias.detach(),
@@ -78,8 +79,9 @@ def reference(
     losses = [torch.zeros((), dtype=scores.dtype) for _ in range(ROWS)]
     for i, (row, c) in enumerate(zip(rows.tolist(), classes.tolist(), strict=True)):
         ids = draw.ids if draw.shared else draw.ids[i]
-        # in-batch: a row's own positive is not among its draws
-        kept = torch.ones(len(ids), dtype=torch.bool) if draw.source_row is None else draw.source_row != i
+        # in-batch: a query's own positives are not among its draws
+        source = draw.source_row if draw.shared or draw.source_row is None else draw.source_row[i]
+        kept = torch.ones(len(ids), dtype=torch.bool) if source is None else source != row
         if draw.log_q is None or draw.log_q_target is None:
             log_q_positive = torch.tensor(-math.log(C), dtype=torch.float64)
             log_q = log_q_positive.expand(len(ids))
@@ -130,7 +132,7 @@ def test_every_sampler(loss: str, make: Callable[[], Sampler], shared: bool) -> 
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_the_whole_batch_as_negatives(loss: str) -> None:
-    """A row has all positives but its own as its k' draws: NCE and the partition divide by k' q, not by k q."""
+    """A query has all positives but its own as its k' draws: NCE and the partition divide by k' q, not by k q."""
     sampler = manymax.samplers.InBatchSampler(C, counts=COUNTS)
     settings: list[dict[str, Any]] = [{"hit_policy": "keep"}, {"hit_policy": "mask"}]
     if loss == "sampled_softmax":

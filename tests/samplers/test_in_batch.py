@@ -117,6 +117,21 @@ def test_shared_draws_of_several_positives_name_their_row() -> None:
     assert draw.log_q_target.shape == (4, 2)
 
 
+@pytest.mark.parametrize(("num_negatives", "shared"), [(None, False), (4, True), (4, False)])
+def test_rows_of_one_query_are_no_negatives_of_each_other(num_negatives: int | None, shared: bool) -> None:
+    """Every positive tells its query: what is not marked is another's."""
+    owner = torch.tensor([0, 0, 3, 1, 1, 1])
+    target = owner * 10 + torch.arange(6)
+    draw = InBatchSampler(40)(num_negatives, target=target, owner=owner, shared=shared)
+    assert torch.equal(draw.copies(6), draw.ids // 10 == owner.unsqueeze(1))
+
+
+@pytest.mark.parametrize("owner", [torch.zeros(3, dtype=torch.int64), torch.zeros(4)], ids=["too few", "no ids"])
+def test_owners_that_do_not_fit(owner: torch.Tensor) -> None:
+    with pytest.raises(ArgumentError, match="`owner` must be an int64 id for each row"):
+        InBatchSampler(6)(None, target=TARGET, owner=owner)
+
+
 @pytest.mark.parametrize(("num_negatives", "shared"), [(4, False), (5, True)])
 def test_more_negatives_than_the_batch_has(num_negatives: int, shared: bool) -> None:
     with pytest.raises(ArgumentError, match="at most"):

@@ -140,6 +140,7 @@ def _draw(head: SampledHead, call: Call, shards: Shards) -> Draw:
     draw: Draw = head.sampler(
         head.num_negatives,
         target=call.pairs.classes,
+        owner=call.pairs.owner,
         input=queries[call.pairs.rows],
         scores=scores,
         shared=head.shared,
@@ -170,7 +171,7 @@ def _sample(head: SampledHead, call: Call, draw: Draw, shards: Shards) -> Sample
     classes = call.pairs.classes
     positive = _positive(head, call, shards)
     negative, column, own = (_shared if draw.shared else _per_row)(head, call, draw, shards)
-    # in-batch: a row's own positive is no draw for it
+    # in-batch: a query's own positives are no draws for it
     for masked in (draw.copies(len(classes)), draw.hits(classes) if _masks_hits(head) else None):
         if masked is not None:
             negative = torch.where(_at(masked, column, negative), -torch.inf, negative)

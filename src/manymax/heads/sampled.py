@@ -104,6 +104,11 @@ class Pairs(NamedTuple):
     classes: Tensor
     weights: Tensor
 
+    @property
+    def owner(self) -> Tensor | None:
+        """`rows`, where a query has more than one positive."""
+        return self.rows if (self.rows[1:] == self.rows[:-1]).any() else None
+
 
 def read_pairs(read: Target) -> Pairs:
     """The positives of a target, row after row."""
@@ -142,7 +147,7 @@ def _scores(
     if linear_bias is not None:
         positive, negative = positive + linear_bias[target], negative + linear_bias[draw.ids]
     copies = draw.copies(len(rows))
-    if copies is not None:  # in-batch: a row's own positive is no draw for it
+    if copies is not None:  # in-batch: a query's own positives are no draws for it
         negative = torch.where(copies, -torch.inf, negative)
     return positive, negative
 
@@ -150,8 +155,8 @@ def _scores(
 def read_log_q(draw: Draw, num_classes: int, batch: int) -> tuple[Tensor | float, Tensor | float]:
     """log q of the positives and the negatives; that of a uniform proposal where the sampler knows none.
 
-    The losses take log(k q) for the number k of columns. In-batch a row's own positive is a column but no draw: the
-    k' others have log(k q) = log(k' q) if log(k' / k) is added to log q.
+    The losses take log(k q) for the number k of columns. In-batch a query's own positives are columns but no draws:
+    the k' others have log(k q) = log(k' q) if log(k' / k) is added to log q.
     """
     uniform = -math.log(num_classes)
     positive = uniform if draw.log_q_target is None else draw.log_q_target
@@ -201,6 +206,7 @@ def linear_drawn_loss(
             draw = sampler(
                 num_negatives,
                 target=pairs.classes,
+                owner=pairs.owner,
                 input=flat[pairs.rows].detach(),
                 linear_weight=vectors.detach(),
                 linear_bias=None if linear_bias is None else linear_bias.detach(),

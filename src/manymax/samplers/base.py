@@ -23,8 +23,9 @@ class Draw:
     each id as ONE draw from the proposal over all classes, and `log_q_target` that of the positives, in the shape of
     the target. Either is None where the sampler does not know it; `note` says what they are, or why they are missing.
 
-    `source_row` (k,) is there when the shared draws are positives of the batch itself: draw j is a positive of row
-    source_row[j], and for that row it is no draw at all (`copies`).
+    `source_row`, of the shape of `ids`, is there when draws may be a row's own positives: draw j is a positive of row
+    source_row[j], and for that row it is no draw at all (`copies`). With `owner` (N,) that holds for all rows of one
+    owner: source_row names the owner of a draw.
 
     Example:
         >>> draw = Draw(torch.tensor([4, 1, 4]), log_q=None, log_q_target=None, note="an example")
@@ -37,6 +38,7 @@ class Draw:
     log_q_target: Tensor | None
     note: str
     source_row: Tensor | None = None
+    owner: Tensor | None = None
 
     @property
     def shared(self) -> bool:
@@ -49,13 +51,14 @@ class Draw:
         return ids == target.unsqueeze(-1)
 
     def copies(self, batch: int) -> Tensor | None:
-        """Which draws are a row's own positive by construction, (N, k): leave them out whatever is done with hits.
+        """Which draws are a row's own positives by construction, (N, k): leave them out whatever is done with hits.
 
         None where there are none.
         """
         if self.source_row is None:
             return None
-        return self.source_row == torch.arange(batch, device=self.ids.device).unsqueeze(-1)
+        owner = torch.arange(batch, device=self.ids.device) if self.owner is None else self.owner
+        return self.source_row == owner.unsqueeze(-1)
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ class Request:
     num_negatives: int | None
     batch: tuple[int, ...] | None
     target: Tensor | None
+    owner: Tensor | None
     input: Tensor | None
     linear_weight: Tensor | None
     linear_bias: Tensor | None
@@ -141,6 +145,7 @@ class Sampler(ExactBuffers):
         *,
         batch: int | Sequence[int] | None = None,
         target: Tensor | None = None,
+        owner: Tensor | None = None,
         input: Tensor | None = None,
         linear_weight: Tensor | None = None,
         linear_bias: Tensor | None = None,
@@ -154,6 +159,8 @@ class Sampler(ExactBuffers):
             num_negatives: k >= 1, draws per row; None where the sampler has a number of its own (in_batch).
             batch: rows N (or a shape); only needed when neither `target` nor `input` tells it and draws are per row.
             target: (N,) or (N, P) ids of the positives.
+            owner: (N,) ids of the queries behind the rows, where one query has several rows: its positives are no
+                negatives of its other rows (in_batch).
             input: (N, d) queries, for samplers that follow the model.
             linear_weight: (C, d) class vectors, likewise.
             linear_bias: (C,) class biases, likewise.
@@ -169,6 +176,7 @@ class Sampler(ExactBuffers):
             num_negatives=None if num_negatives is None else check_positive_integer("num_negatives", num_negatives),
             batch=_batch_shape(batch, target, input),
             target=None if target is None else check_ids("target", target, self.num_classes),
+            owner=_check_owner(owner, target),
             input=input,
             linear_weight=_check_weight(linear_weight, input, self.num_classes),
             linear_bias=linear_bias,
@@ -322,6 +330,13 @@ def _batch_shape(
     if len(set(shapes.values())) > 1:
         raise ArgumentError(f"`batch`, `target` and `input` must have the same rows; got {shapes}.")
     return next(iter(shapes.values()), None)
+
+
+def _check_owner(owner: Tensor | None, target: Tensor | None) -> Tensor | None:
+    if owner is not None and (target is None or owner.shape != target.shape[:1] or owner.dtype != torch.int64):
+        rows = "no `target`" if target is None else f"a target of {target.shape[0]} rows"
+        raise ArgumentError(f"`owner` must be an int64 id for each row of `target`; got {_shape(owner)} for {rows}.")
+    return owner
 
 
 def _check_weight(weight: Tensor | None, input: Tensor | None, num_classes: int) -> Tensor | None:

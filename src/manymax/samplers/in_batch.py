@@ -34,7 +34,8 @@ class InBatchSampler(Sampler):
         q(c) = how often c is a positive: counts_c / sum_j counts_j, or a streaming estimate
 
     Other rows' positives are independent draws from the law of the data, so k of them, each taken once, are k draws
-    from q. A row's own positive is not: per row it is left out, and in shared draws `Draw.source_row` marks it.
+    from q. A row's own positive is not: per row it is left out, and in shared draws `Draw.source_row` marks it. Where
+    one query has several rows (`owner`), `Draw.source_row` marks the positives of all of them.
 
     `num_negatives=None` takes the whole batch, shared. Otherwise k positions are chosen at random without replacement,
     for all rows (`shared=True`, k <= N P), or for each row among the others' (k <= (N - 1) P, at the same distances
@@ -85,13 +86,15 @@ class InBatchSampler(Sampler):
         positives = target if target.dim() == 2 else target.unsqueeze(1)  # (N, P)
         position = self._positions(request, positives)
         ids = lookup(positives.reshape(-1), position)
-        shared = position.dim() == 1
+        row, owner = position // positives.shape[1], request.owner
+        may_be_own = position.dim() == 1 or owner is not None
         return Draw(
             ids,
             log_q=self.log_prob_of(ids).to(request.dtype),
             log_q_target=self.log_prob_of(target).to(request.dtype),
             note=self.note,
-            source_row=position // positives.shape[1] if shared else None,
+            source_row=(row if owner is None else lookup(owner, row)) if may_be_own else None,
+            owner=owner,
         )
 
     def update(self, target: Tensor) -> None:

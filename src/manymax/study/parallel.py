@@ -204,12 +204,16 @@ class Team:
     def _ask_for_all(self, sampler: nn.Module, args: tuple[Any, ...], call: dict[str, Any]) -> Any:
         if not self._splitting:
             return None
-        self._rows = len(call["target"])
+        target = call["target"]
+        self._rows = len(target)
         follows_model = not isinstance(sampler, FixedSampler | InBatchSampler)
+        owner = torch.arange(len(target), device=target.device) if call.get("owner") is None else call["owner"]
         with self._talking():
-            target, self._start = self.ranks.gather_all(call["target"])
+            owner, _ = self.ranks.gather_all(owner * self.size + self.rank)  # another query on every rank
+            target, self._start = self.ranks.gather_all(target)
             queries = self.ranks.gather_all(call["input"])[0] if follows_model else None
-        return args, call | {"target": target, "input": queries, "scores": None}  # known scores are of own rows alone
+        whole = {"target": target, "owner": owner, "input": queries, "scores": None}  # known scores are of own rows
+        return args, call | whole
 
     def _keep_own(self, sampler: nn.Module, args: tuple[Any, ...], draw: Draw) -> Draw:
         return cut(draw, self._start, self._rows) if self._splitting else draw
@@ -248,15 +252,16 @@ def _divisor(target: Tensor | Target | None, multilabel: str) -> float:
 def cut(draw: Draw, start: int, rows: int) -> Draw:
     """The draws for `rows` rows from `start` on.
 
-    >>> draw = Draw(torch.tensor([4, 1, 4]), None, torch.arange(3.0), "in-batch", source_row=torch.arange(3))
+    >>> rows = torch.tensor([7, 8, 8])  # of two queries
+    >>> draw = Draw(torch.tensor([4, 1, 4]), None, torch.arange(3.0), "in-batch", source_row=rows, owner=rows)
     >>> cut(draw, 1, 2).copies(2).tolist()
-    [[False, True, False], [False, False, True]]
+    [[False, True, True], [False, True, True]]
     """
 
     def own(values: Tensor | None) -> Tensor | None:
         return None if values is None else values[start : start + rows]
 
-    draw = replace(draw, log_q_target=own(draw.log_q_target))
-    if not draw.shared:
-        return replace(draw, ids=draw.ids[start : start + rows], log_q=own(draw.log_q))
-    return draw if draw.source_row is None else replace(draw, source_row=draw.source_row - start)
+    draw = replace(draw, log_q_target=own(draw.log_q_target), owner=own(draw.owner))
+    if draw.shared:
+        return draw
+    return replace(draw, ids=draw.ids[start : start + rows], log_q=own(draw.log_q), source_row=own(draw.source_row))
