@@ -153,7 +153,7 @@ def offset(case: Case) -> Tensor:
     """What sampled softmax has on top of the softmax loss, whatever the scores are, (N, L)."""
     k, num_classes = case.num_negatives, case.scores.shape[-1]
     if case.correction == "logq":
-        return math.log(k + 1) + case.at_labels(case.log_q)
+        return math.log(k + 1) + case.label_log_q
     constant = math.log((k + 1) / num_classes) if case.correction == "none" else 0.0
     return torch.full_like(case.shares, constant)
 
@@ -166,7 +166,7 @@ def log_z_of(case: Case) -> Tensor:
 
 def nce_offset(case: Case) -> Tensor:
     """log(k q_y) + 1, (N, L)."""
-    return math.log(case.num_negatives) + case.at_labels(case.log_q) + 1
+    return math.log(case.num_negatives) + case.label_log_q + 1
 
 
 def _nce_points(case: Case, largest: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -18,15 +18,16 @@ from manymax.ops.tree import ClassTree
 ESTIMATES = (*CORRECTIONS, "importance")
 TABLE = 2**18  # scores at once, so that they stay in the cache
 MASKED = math.log(torch.finfo(torch.float64).tiny)  # a class with a smaller log P counts as masked
-LABELS = 64  # that stand for y ~ P, where there are more classes,
-LABEL_WIDTH = 0.5  # each for those within so much of log(P/q)
+LABELS = 128  # that stand for y ~ P, where there are more classes: half of them the classes that count most,
+LABEL_WIDTH = 0.125  # the others each for those within so much of log(P/q)
 
 
 @dataclass(frozen=True)
 class Case:
     """Arguments that have been read, a block of rows.
 
-    scores, log_probs, probs, log_q: (N, C). labels: (N, L) classes; shares: (N, L) their weights in the mean.
+    scores, log_probs, probs, log_q: (N, C). labels: (N, L) classes; shares: (N, L) their weights in the mean;
+    label_log_q: (N, L) the mean of log q over the classes that a label stands for.
     tree_log_probs: (N, C), of hierarchical softmax.
     """
 
@@ -36,6 +37,7 @@ class Case:
     log_q: Tensor
     labels: Tensor
     shares: Tensor
+    label_log_q: Tensor
     tree_log_probs: Tensor | None
     num_negatives: int
     correction: str
@@ -87,11 +89,14 @@ def read_cases(
     for at in (slice(start, start + size) for start in range(0, len(rows), size)):
         log_probs = rows[at].log_softmax(-1)
         if labels is None:
-            ids, shares = _labels_of(log_probs, _label_key(name, correction, log_probs, proposal[at]))
+            drawn = FAMILY[name].kind == "sampled" and rows.shape[-1] > LABELS
+            by_probability = name == "sampled_softmax" and correction in ("none", "partition")
+            labelled = (_few_labels if drawn else _all_labels)(log_probs, proposal[at], by_probability)
         else:
-            ids, shares = labels[at], torch.ones_like(labels[at], dtype=rows.dtype)
-        tables = rows[at], log_probs, log_probs.exp(), proposal[at], ids, shares, None if leaves is None else leaves[at]
-        cases.append(Case(*tables, num_negatives, correction, order, log_z))
+            ids = labels[at]
+            labelled = ids, torch.ones_like(ids, dtype=rows.dtype), proposal[at].gather(-1, ids)
+        tables = rows[at], log_probs, log_probs.exp(), proposal[at], *labelled
+        cases.append(Case(*tables, None if leaves is None else leaves[at], num_negatives, correction, order, log_z))
     return cases
 
 
@@ -159,29 +164,35 @@ def _read_tree(tree: ClassTree | Tensor | None, scores: Tensor) -> Tensor:
     return tree.detach().double()
 
 
-def _label_key(name: str, correction: str, log_probs: Tensor, log_q: Tensor) -> Tensor | None:
-    """What of the label the deviation depends on: log(P_y/q_y) or log P_y, (N, C); None if all labels must be seen."""
-    if FAMILY[name].kind != "sampled" or log_probs.shape[-1] <= LABELS:
-        return None
-    by_probability = name == "sampled_softmax" and correction in ("none", "partition")
-    return log_probs if by_probability else torch.where(log_probs > MASKED, log_probs - log_q, -torch.inf)
+def _all_labels(log_probs: Tensor, log_q: Tensor, by_probability: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Labels, shares and log q of all classes, (N, C) each."""
+    probs, live = log_probs.exp(), log_probs > MASKED
+    ids = torch.where(live, torch.arange(probs.shape[-1], device=probs.device), probs.argmax(-1, keepdim=True))
+    return ids, torch.where(live, probs, 0), torch.where(live, log_q, 0)
 
 
-def _labels_of(log_probs: Tensor, key: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Labels and shares, (N, L) each, that stand for y ~ P.
+def _few_labels(log_probs: Tensor, log_q: Tensor, by_probability: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Labels, shares and log q, (N, L) each, that stand for y ~ P.
 
-    All classes, or one for all whose keys are within a bin: the one nearest to their mean, with their probability.
+    The classes with the largest P or q stand for themselves. Of the others, one stands for all whose log(P/q), or log P
+    `by_probability`, are within a bin: the one nearest to their mean.
     """
     probs, live = log_probs.exp(), log_probs > MASKED
-    top = probs.argmax(-1, keepdim=True)
-    if key is None:
-        return torch.where(live, torch.arange(probs.shape[-1], device=probs.device), top), torch.where(live, probs, 0)
-    bins = ((key.amax(-1, keepdim=True) - key) / LABEL_WIDTH).clamp(max=LABELS - 1).long()
-    shares = probs.new_zeros(len(probs), LABELS).scatter_add(-1, bins, probs)
-    centre = probs.new_zeros(len(probs), LABELS).scatter_add(-1, bins, torch.where(live, probs * key, 0))
-    distance = (key - (centre / torch.where(shares > 0, shares, 1)).gather(-1, bins)).abs()
+    apart = torch.where(live, torch.maximum(probs, log_q.exp()), -1).topk(LABELS // 2).indices
+    alone = [torch.where(live, values, 0).gather(-1, apart) for values in (probs, log_q)]
+    ids = torch.where(live.gather(-1, apart), apart, probs.argmax(-1, keepdim=True))
+    live = live.scatter(-1, apart, False)
+    key = torch.where(live, log_probs if by_probability else log_probs - log_q, -torch.inf)
+    bins = ((key.amax(-1, keepdim=True) - key) / LABEL_WIDTH).nan_to_num(0).clamp(max=LABELS - 1).long()
+
+    def summed(values: Tensor) -> Tensor:
+        return probs.new_zeros(len(probs), LABELS).scatter_add(-1, bins, torch.where(live, probs * values, 0))
+
+    shares = summed(torch.ones_like(probs))
+    key_mean, log_q_mean = (summed(values) / torch.where(shares > 0, shares, 1) for values in (key, log_q))
+    distance = (key - key_mean.gather(-1, bins)).abs()
     nearest = torch.full_like(shares, torch.inf).scatter_reduce(-1, bins, distance, "amin")
     rows, classes = (live & (distance == nearest.gather(-1, bins))).nonzero(as_tuple=True)
-    ids = top.repeat(1, LABELS)  # for empty bins, whose share is 0
-    ids[rows, bins[rows, classes]] = classes
-    return ids, shares
+    others = ids[:, :1].repeat(1, LABELS)  # for empty bins, whose share is 0
+    others[rows, bins[rows, classes]] = classes
+    return torch.cat([ids, others], -1), torch.cat([alone[0], shares], -1), torch.cat([alone[1], log_q_mean], -1)

@@ -20,6 +20,7 @@ from torch import Tensor
 EULER = 0.5772156649015329
 STEP = 0.25  # in u: the error of the rule is about exp(-pi^2 / step), 1e-17
 BINS = 512  # that many classes, four times, are summed one by one; more of them in bins
+NOTHING = 60  # by so much is log w below the largest where w is nothing beside it
 BLOCK = 2**20  # numbers at once
 
 
@@ -103,15 +104,18 @@ def moments(
 def in_bins(weights: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
     """Two weights and probabilities for each of many bins, (N, 2 BINS) each, in place of many classes (N, C).
 
-    Bins are even in log w. The two weights of a bin lie a standard deviation to both sides of its mean, so
-    that its probability, mean and variance are kept; what is lost is of fourth order in the width of a bin.
+    Bins are even in log w, but for the first, which takes what is nothing beside the largest. The two weights of a bin
+    lie a standard deviation to both sides of its mean, so that its probability, mean and variance are kept; what is
+    lost is of fourth order in the width of a bin.
     """
     if weights.shape[-1] <= 4 * BINS:
         return weights, q
-    logs = weights.clamp(min=torch.finfo(weights.dtype).tiny).log()
-    low, high = logs.amin(-1, keepdim=True), logs.amax(-1, keepdim=True)
-    width = ((high - low) / (BINS - 1)).clamp(min=1e-12)
-    bins = ((logs - low) / width).long()
+    logs = weights.log()
+    high = logs.amax(-1, keepdim=True)
+    counts = logs > high - NOTHING
+    low = torch.where(counts, logs, high).amin(-1, keepdim=True)
+    width = ((high - low) / (BINS - 2)).clamp(min=1e-12)
+    bins = torch.where(counts, 1 + (logs - low) / width, 0).long()
 
     def summed(values: Tensor) -> Tensor:
         return values.new_zeros(len(values), BINS).scatter_add(-1, bins, values)
