@@ -115,7 +115,7 @@ class Choice:
     memory: bytes of class vectors, Adam's two copies of them, gradients and buffers.
     deviation: bias^2 + variance against the softmax loss, the mean over rows; None where scores do not tell.
     needed_negatives: the k at which the deviation falls below the target; None where none is drawn or none is enough.
-    consistent: for the metric.
+    consistent: for the metric; for NDCG with several labels, for which no member is, that of its form (see the notes).
     gives_up: what softmax has and this has not.
     why: in a sentence.
     rejected: the reason, if it does not fit.

@@ -372,6 +372,8 @@ def test_rg_error_and_its_series() -> None:
     torch.testing.assert_close(found.bias, third + fourth)
     assert ((found.bias - truth).abs() <= 0.02 * third.abs().max()).all()
     assert (truth.abs() <= error_bound(scores)).all()
+    masked = torch.cat([scores, torch.full((6, 1), -torch.inf, dtype=torch.float64)], -1)
+    torch.testing.assert_close(error_bound(masked), error_bound(scores))
     assert found.in_range.float().mean() > 0.5
     assert estimate("rg", 20 * scores).in_range.float().mean() < 0.5
     assert (found.exact_variance == 0).all()

@@ -196,6 +196,13 @@ def test_closed_forms_are_what_a_search_finds(member: Member, setting: dict) -> 
     torch.testing.assert_close(searched.scores, found.scores, atol=1e-5, rtol=0)
 
 
+def test_the_log_partition_of_nce_lifts_its_scores() -> None:
+    options: dict[str, Any] = {"log_q": LOG_Q, "num_negatives": 3, "log_z": 2.0}
+    found, searched = (find(FAMILY["nce"], LAW, **options) for find in (minimisers, search_minimisers))
+    assert (found.how, searched.how) == ("closed form", "search")
+    torch.testing.assert_close(searched.scores, found.scores, atol=1e-5, rtol=0)
+
+
 def test_masking_hits_moves_sampled_softmax_off_log_p() -> None:
     p, log_q = torch.tensor([0.4, 0.32, 0.28]).double(), torch.tensor([0.1, 0.2, 0.7]).double().log()
     for k, exact in ((1, True), (2, False)):

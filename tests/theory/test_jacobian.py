@@ -57,6 +57,18 @@ def test_formula_equals_autograd_and_differences(member: Member, setting: dict, 
         torch.testing.assert_close(matrix, differences(map, row), atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize(("member", "setting"), CASES)
+def test_a_masked_class_is_as_good_as_none(member: Member, setting: dict) -> None:
+    scores, target = normal(20, 5), torch.arange(20) % 5
+    masked = torch.cat([scores, torch.full((20, 1), -torch.inf, dtype=torch.float64)], -1)
+    expected = torch.nn.functional.pad(jacobian(member, scores, target, **setting), (0, 1, 0, 1))
+    torch.testing.assert_close(jacobian(member, masked, target, **setting), expected)
+    if member.name != "taylor_softmax":  # no bound is known
+        torch.testing.assert_close(
+            norm_bounds(member, masked, target, **setting), norm_bounds(member, scores, target, **setting)
+        )
+
+
 def test_every_member_with_a_map_has_a_formula() -> None:
     assert list(CLOSED) == [name for name, member in FAMILY.items() if member.map]
 

@@ -403,8 +403,8 @@ MEMBER = Member(
         ),
         cost=Fact(
             "logarithmic",
-            "batch x mean code length, less than 1 above the entropy of the counts in bits: log2(classes) if all are"
-            " alike, less otherwise",
+            "batch x mean code length, which is the entropy of the counts in bits or up to 1 more: about log2(classes)"
+            " if all are alike, less the more they differ",
             "Table 4",
             "confirmed",
             fn=lambda batch, num_classes, counts=None: batch * mean_code_length(num_classes, counts),

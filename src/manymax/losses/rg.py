@@ -226,8 +226,9 @@ class RGLoss(ExactLoss):
 
 
 def error_bound(scores: Tensor) -> Tensor:
-    """(max s - min s)^3 / (36 sqrt 3), (...): the largest possible error of the log partition."""
-    return (scores.amax(-1) - scores.amin(-1)) ** 3 / (36 * math.sqrt(3))
+    """(max s - min s)^3 / (36 sqrt 3), (...), of the classes that are not masked: the largest error of log Z."""
+    smallest = torch.where(scores > -torch.inf, scores, torch.inf).amin(-1)
+    return (scores.amax(-1) - smallest) ** 3 / (36 * math.sqrt(3))
 
 
 MEMBER = Member(

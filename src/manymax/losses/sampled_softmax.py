@@ -203,8 +203,8 @@ MEMBER = Member(
         convex=Fact(True, "a softmax loss on the sampled scores", "section B.4", "confirmed"),
         calibrated=Fact(
             True,
-            'the minimiser is log p + c exactly for every k with "logq" and hits kept; "partition" only as k grows;'
-            ' "none" gives log(p / q)',
+            'the minimiser is log p + c exactly for every k with "logq" and hits kept; "partition" has its order if q'
+            ' is uniform, else only as k grows; "none" gives log(p / q)',
             "derived",
             "contradicted",
             printed="asymptotic",
@@ -227,7 +227,7 @@ MEMBER = Member(
         bias=Fact(
             None,
             '"partition": -v/(2k) with v = sum_{j != y} P_j^2/q_j - (1 - P_y)^2; "logq" minus log((k+1) q_y):'
-            " +chi2/(2k) on average over y ~ P",
+            ' +chi2/(2k) on average over y ~ P; "none" is log(C sum_j q_j P_j) off as k grows',
             "Table 3 has the estimate without the positive",
             "contradicted",
             printed="0 asymptotically, -chi2/(2k) by curvature",
@@ -235,7 +235,7 @@ MEMBER = Member(
         ),
         variance=Fact(
             None,
-            'chi2/k to leading order ("partition": v/k)',
+            'chi2/k to leading order ("partition": v/k; "none": Var_q(P_j) / E_q[P_j]^2 / k)',
             "Table 3",
             "confirmed",
             fn=lambda probs, q, num_negatives: float(chi_square(probs, q)) / num_negatives,

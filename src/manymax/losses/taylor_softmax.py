@@ -141,7 +141,10 @@ class TaylorSoftmaxLoss(ExactLoss):
 
 
 def _smoothness(num_classes: int, order: int = 2) -> float:
-    """A bound of the Hessian norm: 2 from -log f(s_y), 1/C from log F; nan where none is known."""
+    """A bound of the Hessian norm; nan where none is known.
+
+    Below zero 2 from -log f(s_y) and 1/C from log F, above it no more than 1/4 and 2/C.
+    """
     if num_classes == 1:
         return 0.0
     return 2 + 1 / num_classes if order == 2 else math.nan

@@ -258,10 +258,11 @@ DRAWING: dict[str, tuple[Callable[[Case, int], Any], Callable[[Case, Any], tuple
 
 
 def tree_log_probs(scores: Tensor, tree: ClassTree, dim: int) -> Tensor:
-    """log P of a tree whose node scores come as near to softmax(scores) as vectors of `dim` let them.
+    """log P of a tree whose node scores come near to softmax(scores), as far as vectors of `dim` let them.
 
     Free node scores, the log-odds of the branches under P, make P itself. Of inner products <x, v_n> of vectors in d
     dimensions their table, rows by nodes, can have rank d only: it is cut to that rank by its largest singular values.
+    That is nearest in the squares of log-odds; a training, which lowers KL, can come nearer in P.
 
     Args:
         scores: (N, C), more than `dim` rows of them, or nothing is lost.

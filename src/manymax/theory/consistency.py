@@ -289,8 +289,10 @@ def closed_form(member: Member, probs: Tensor, *, log_q: Tensor | None = None, *
     """The minimisers (n, C) for probs (C,) by a formula, or None where none is known."""
     if member.foundation is not None:
         return member.fenchel_young(**settings).slope(probs).unsqueeze(0)
-    if member.kind == "tree" or (member.name == "nce" and settings.get("hit_policy", "keep") == "keep"):
+    if member.kind == "tree":
         return probs.log().unsqueeze(0)
+    if member.name == "nce" and settings.get("hit_policy", "keep") == "keep":
+        return (probs.log() + settings.get("log_z", 0.0)).unsqueeze(0)
     if member.name == "rankmax":
         return rankmax_levels(probs).unsqueeze(0)
     if member.name == "taylor_softmax" and bool((probs > 0).all()):

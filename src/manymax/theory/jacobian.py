@@ -104,9 +104,9 @@ def _taylor(_: Member, scores: Tensor, __: Tensor | None, order: int = 2) -> Ten
 
 
 def _rg(_: Member, scores: Tensor, __: Tensor | None) -> Tensor:
-    count = scores.shape[-1]
-    centring = torch.eye(count, dtype=scores.dtype) - 1 / count
-    return (centring / count).expand(*scores.shape, count)
+    live = (scores > -torch.inf).to(scores.dtype)
+    count = live.sum(-1)[..., None, None]
+    return (torch.diag_embed(live) - live.unsqueeze(-1) * live.unsqueeze(-2) / count) / count
 
 
 CLOSED: dict[str, Callable[..., Tensor]] = {
@@ -251,7 +251,8 @@ def norm_bounds(member: Member, scores: Tensor, target: Tensor | None = None, **
         bound = support_size * probs.norm(dim=-1) / _violation(scores, label)
         return torch.zeros_like(bound), torch.where(support_size > 1, bound, 0)
     if member.name == "rg":
-        exact = torch.full_like(scores[..., 0], supremum(member, scores.shape[-1]))
+        count = (scores > -torch.inf).sum(-1)
+        exact = torch.where(count > 1, 1 / count.to(scores.dtype), 0)
         return exact, exact
     raise ArgumentError(
         f"`member` must be softmax, sparsemax, entmax, rankmax or rg; no bound is known for {member.name}."
