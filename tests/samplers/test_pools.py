@@ -46,6 +46,8 @@ def marginal_by_the_formula(num_classes: int, num_candidates: int, num_negatives
         (300, 130, 30),
         (3000, 500, 100),
         (5, 200, 9),
+        (1, 500, 100),
+        (2, 500, 100),
     ],
 )
 def test_marginal_law_of_dns(num_classes: int, num_candidates: int, num_negatives: int) -> None:

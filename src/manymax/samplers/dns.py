@@ -98,7 +98,9 @@ class DNSSampler(Sampler):
             the k = 1 case is the law of the maximum, ((C - r) / C)^M - ((C - r - 1) / C)^M.
         """
         check_pool(check_positive_integer("num_negatives", num_negatives), self.num_candidates)
-        node, weight = _gauss_legendre(min(self.num_candidates // 2 + 1, 32), rank.device)
+        # M/2 nodes are exact; 32 are enough for the step of width 1/sqrt(M), but for few classes it is steep
+        steep = int(32 * math.sqrt(self.num_candidates) / self.num_classes)
+        node, weight = _gauss_legendre(min(self.num_candidates // 2 + 1, 32 + steep), rank.device)
         flat = rank.reshape(-1, 1).double()
         log_q = flat.new_empty(len(flat))
         for rows in row_blocks(len(flat), bytes_per_row=8 * len(node) * num_negatives):
