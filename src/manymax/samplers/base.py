@@ -68,7 +68,6 @@ class Request:
     num_negatives: int | None
     batch: tuple[int, ...] | None
     target: Tensor | None
-    owner: Tensor | None
     input: Tensor | None
     linear_weight: Tensor | None
     linear_bias: Tensor | None
@@ -77,6 +76,7 @@ class Request:
     generator: torch.Generator | None
     device: torch.device
     dtype: torch.dtype
+    owner: Tensor | None = None
 
     @property
     def count(self) -> int:
@@ -176,7 +176,6 @@ class Sampler(ExactBuffers):
             num_negatives=None if num_negatives is None else check_positive_integer("num_negatives", num_negatives),
             batch=_batch_shape(batch, target, input),
             target=None if target is None else check_ids("target", target, self.num_classes),
-            owner=_check_owner(owner, target),
             input=input,
             linear_weight=_check_weight(linear_weight, input, self.num_classes),
             linear_bias=linear_bias,
@@ -185,6 +184,7 @@ class Sampler(ExactBuffers):
             generator=generator,
             device=self._device(target, input, generator),
             dtype=torch.get_default_dtype() if input is None else torch.promote_types(input.dtype, torch.float32),
+            owner=_check_owner(owner, target),
         )
         draw = self.draw(request)
         _check_support(draw.log_q_target)
