@@ -510,3 +510,10 @@ def test_generator_decides_the_start() -> None:
     large = RGFactorization(2000, 2, 10, init_std=0.3, generator=generator(0))
     error = 0.3 / math.sqrt(2 * large.user_vectors.numel())
     assert abs(float(large.user_vectors.std()) - 0.3) < 4 * error
+
+
+def test_blocks_of_more_work_than_int32_counts() -> None:
+    pairs = als._Pairs(*[torch.tensor([0, 1, 2])] * 2, None)
+    rows = als._Rows(pairs, 3, torch.float32)
+    rows.offsets = torch.tensor([0, 8_000_000, 16_000_000, 24_000_000], dtype=torch.int32)
+    assert [(b.start, b.stop) for b in rows.blocks(1 << 31, per_entry=192, per_row=1)] == [(0, 2), (2, 3)]

@@ -393,7 +393,7 @@ class _Rows(nn.Module):
     def blocks(self, budget: int, *, per_entry: int, per_row: int) -> Iterator[slice]:
         """Slices of neighbouring rows that cost about `budget` each, so that threads share each block evenly."""
         row = torch.arange(len(self.offsets), device=self.offsets.device)
-        cost = self.offsets * per_entry + row * per_row  # of all rows before this one
+        cost = self.offsets.long() * per_entry + row * per_row  # of all rows before this one
         cuts = torch.searchsorted(cost, torch.arange(0, int(cost[-1]), budget, device=cost.device))
         bounds = torch.cat([cuts, row[-1:]]).unique().tolist()
         return itertools.starmap(slice, itertools.pairwise(bounds))

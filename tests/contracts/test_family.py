@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 
 import manymax
 from manymax import FAMILY, ArgumentError, ArgumentTypeError, ManymaxError
@@ -462,6 +463,31 @@ def test_each_row_gets_its_own_upstream_gradient(case: Case, target: Tensor, num
 def test_class_weights_can_be_learned(case: Case) -> None:
     weight = WEIGHT.clone().requires_grad_()
     assert torch.autograd.gradcheck(lambda w: case.loss(normal(4, 5), POSITIVES, weight=w), weight)
+
+
+@pytest.mark.parametrize("case", cases())
+def test_a_class_weight_of_zero_has_a_gradient_too(case: Case) -> None:
+    options = [{}, {"label_smoothing": 0.2}] if case.member.smoothing else [{}]
+    for setting in options:
+        total = torch.func.grad(
+            lambda w, extra=setting: case.loss(normal(4, 5), POSITIVES, weight=w, reduction="sum", **extra)
+        )
+        weight = torch.tensor([0.0, 2.0, 0.0, 1.0, 0.5], dtype=torch.float64)
+        leaf = weight.clone().requires_grad_()
+        case.loss(normal(4, 5), POSITIVES, weight=leaf, reduction="sum", **setting).backward()
+        close(leaf.grad, total(torch.ones_like(weight)))  # the loss is linear in the weights
+
+
+@pytest.mark.parametrize("case", cases())
+def test_ignore_index_none_is_that_of_torch(case: Case) -> None:
+    target = torch.tensor([1, -100, 0])
+    close(case.loss(normal(3, 4), target, ignore_index=None), case.loss(normal(3, 4), target))
+
+
+@pytest.mark.parametrize("case", cases(first=True))
+def test_fake_tensors_have_no_values_to_check(case: Case) -> None:
+    with FakeTensorMode():
+        assert case.loss(torch.randn(4, 3), torch.zeros(4, dtype=torch.long), reduction="none").shape == (4,)
 
 
 # Modules -----------------------------------------------------------------------------------------

@@ -200,6 +200,28 @@ def test_vmap_over_class_weights(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", cases())
+def test_gradients_of_constants_under_vmap(case: Case) -> None:
+    """Under a transform in a transform nothing shows that a gradient is wanted."""
+
+    def total(weight: Tensor, target: Tensor) -> Tensor:
+        rows = torch.vmap(lambda s, t: case.loss(s, t, weight=weight, reduction="sum"))(generic(), target)
+        return rows.sum()
+
+    def looped(weight: Tensor, target: Tensor) -> Tensor:
+        return case.loss(generic(), target, weight=weight, reduction="sum")
+
+    for kind, target in targets(case).items():
+        leaf = WEIGHT.clone().requires_grad_()
+        expected = torch.autograd.grad(looped(leaf, target), leaf)[0]
+        torch.testing.assert_close(torch.func.grad(total)(WEIGHT, target), expected)
+        if kind == "float":
+            sparse = torch.eye(5, dtype=torch.float64)[IDS]
+            leaf = sparse.clone().requires_grad_()
+            expected = torch.autograd.grad(looped(WEIGHT, leaf), leaf)[0]
+            torch.testing.assert_close(torch.func.grad(total, argnums=1)(WEIGHT, sparse), expected)
+
+
+@pytest.mark.parametrize("case", cases())
 def test_vmap_of_the_map_is_a_loop(case: Case) -> None:
     for classes in (5, 600):
         scores = normal(3, classes, seed=2)

@@ -176,3 +176,35 @@ def test_a_grouped_target_that_wants_a_gradient_is_refused() -> None:
     target.weights.requires_grad_()
     with pytest.raises(ArgumentError, match="`target` requires a gradient"):
         manymax.linear_softmax_loss(problem.input, problem.linear_weight, target)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_positives_at_all(case: Case) -> None:
+    """Padded ids without a column."""
+    assert call(case, target=torch.zeros(ROWS, 0, dtype=torch.long)) == 0
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_meta_device_is_taken_or_refused(case: Case) -> None:
+    input, vectors = torch.empty(ROWS, 3, device="meta"), torch.empty(C, 3, device="meta", requires_grad=True)
+    target = torch.empty(ROWS, dtype=torch.long, device="meta")
+    if case.member.kind == "exact":
+        with pytest.raises(ArgumentError, match="meta device"):
+            case.function(input, vectors, target, **case.setting)
+    else:
+        assert case.function(input, vectors, target, **case.setting, reduction="none").shape == (ROWS,)
+
+
+WRONG_MODULES: list[tuple[type, dict[str, Any], str]] = [
+    (manymax.LinearSoftmaxLoss, {"weight": torch.ones(5)}, r"`weight` must have shape \(3,\); got \(5,\)"),
+    (manymax.LinearNCELoss, {"weight": torch.ones(5)}, "`weight` must have shape"),
+    (manymax.LinearNCELoss, {"hit_policy": "drop"}, "`hit_policy` must be"),
+    (manymax.LinearSampledSoftmaxLoss, {"correction": "foo"}, "`correction` must be"),
+    (manymax.LinearSampledSoftmaxLoss, {"sampler": manymax.samplers.UniformSampler(5)}, "draws from 5 classes"),
+]
+
+
+@pytest.mark.parametrize(("module", "options", "words"), WRONG_MODULES)
+def test_a_module_refuses_settings_when_it_is_built(module: type, options: dict[str, Any], words: str) -> None:
+    with pytest.raises((ArgumentError, UnknownNameError), match=words):
+        module(2, 3, **options)

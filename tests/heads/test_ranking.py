@@ -141,6 +141,28 @@ def test_the_same_bits_in_every_run() -> None:
     assert all(torch.equal(first, second) for first, second in zip(*runs, strict=True))
 
 
+@pytest.mark.parametrize("order", [2, 4])
+def test_taylor_softmax_ranks_by_its_probabilities(order: int) -> None:
+    """Its map falls and rises with the scores."""
+    random = torch.Generator().manual_seed(0)
+    input, vectors = (torch.randn(size, 3, generator=random, dtype=torch.float64) for size in (6, 50))
+    head = manymax.LinearTaylorSoftmaxLoss(None, 50, order)
+    values, ids = head.topk(input, 9, vectors)
+    scores = head.scores(input, vectors)
+    expected, best = manymax.taylor_softmax(scores, order).topk(9)
+    assert torch.equal(ids, best)
+    assert not torch.equal(ids, scores.topk(9).indices)
+    torch.testing.assert_close(values - values[:, :1], (expected / expected[:, :1]).log())
+
+
+def test_a_masked_class_is_no_taylor_softmax_class() -> None:
+    head = manymax.LinearTaylorSoftmaxLoss(1, 3, bias=True)
+    with torch.no_grad():
+        head.linear.weight.copy_(torch.tensor([[-9.0], [1.0], [5.0]]))
+        head.linear.bias.copy_(torch.tensor([0.0, 0.0, -torch.inf]))
+    assert head.topk(torch.ones(1, 1), 3)[1].tolist() == [[0, 1, -100]]
+
+
 def test_errors() -> None:
     problem = make_problem(6, num_classes=301)
     arguments: tuple[Tensor, Tensor] = (problem.input, problem.linear_weight)

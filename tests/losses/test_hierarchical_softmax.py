@@ -878,3 +878,25 @@ def test_member() -> None:
     assert MEMBER.facts.order is None
     for name, fact in MEMBER.facts.items():
         assert (fact.printed is not None) == (fact.status == "contradicted"), name
+
+
+@pytest.mark.parametrize("num_classes", [8, 64])
+def test_a_target_of_zero_has_a_gradient_too(num_classes: int) -> None:
+    tree, random = HuffmanTree([1] * num_classes), torch.Generator().manual_seed(0)
+    nodes, input = torch.randn(num_classes - 1, 3, generator=random), torch.randn(1, 3, generator=random)
+    target = torch.eye(num_classes)[:1].requires_grad_()
+    hierarchical_softmax_loss(input, nodes, target, tree, reduction="sum").backward()
+    torch.testing.assert_close(target.grad, -hierarchical_softmax_log_prob(input, nodes, tree))
+
+
+def test_a_class_weight_of_zero_has_a_gradient_too() -> None:
+    tree, random = HuffmanTree([1] * 64), torch.Generator().manual_seed(0)
+    nodes, input = torch.randn(63, 3, generator=random), torch.randn(1, 3, generator=random)
+    weight = torch.zeros(64, requires_grad=True)
+    hierarchical_softmax_loss(
+        input, nodes, torch.tensor([[3, 9, -100]]), tree, weight=weight, reduction="sum"
+    ).backward()
+    expected = -hierarchical_softmax_log_prob(input, nodes, tree)[0]
+    torch.testing.assert_close(
+        weight.grad, torch.where(torch.isin(torch.arange(64), torch.tensor([3, 9])), expected, 0)
+    )

@@ -598,3 +598,8 @@ def test_bad_input(call: Callable[[], Any], error: type[Exception], message: str
 def test_nan_stays_visible_where_values_cannot_be_checked() -> None:
     scores = torch.tensor([[0.0, math.nan, 1.0]])
     assert torch.vmap(rg_log_partition)(scores).isnan().all()
+
+
+def test_moments_know_no_masks() -> None:
+    with pytest.raises(ArgumentError, match="`linear_bias` must be finite"):
+        class_moments(torch.ones(3, 2), torch.tensor([0.0, -torch.inf, 0.0]))

@@ -146,3 +146,9 @@ def test_bad_arguments() -> None:
             StreamingFrequency(3, rate=rate)
     with pytest.raises(ArgumentError, match="q = 0"):
         InBatchSampler(6, counts=[1, 1, 0, 1, 1, 1])(None, target=TARGET)
+
+
+@pytest.mark.parametrize("wrong", [-100, 6])
+def test_a_frequency_counts_only_classes(wrong: int) -> None:
+    with pytest.raises(ArgumentError, match="ids from 0 to 5"):
+        InBatchSampler(6).update(torch.tensor([0, wrong]))

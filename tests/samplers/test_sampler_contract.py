@@ -380,3 +380,29 @@ def test_hits_and_copies() -> None:
     assert shared.hits(torch.tensor([[0, 1]])).tolist() == [[[True, False, True], [False, True, False]]]
     assert shared.copies(2).tolist() == [[False, True, True], [True, False, False]]
     assert draw.copies(2) is None
+
+
+@pytest.mark.parametrize("entry", SAMPLERS.values(), ids=list(SAMPLERS))
+def test_no_rows(entry: SamplerEntry) -> None:
+    """Nothing is drawn for no rows, or it is said that there are none."""
+    sampler = entry.make(7, torch.ones(7))
+    call = {"target": torch.zeros(0, dtype=torch.long), "input": torch.zeros(0, 2), "linear_weight": torch.zeros(7, 2)}
+    if isinstance(sampler, FixedSampler):
+        assert sampler(3, **call).ids.shape == (0, 3)
+    else:
+        with pytest.raises(ArgumentError, match="at least one row"):
+            sampler(3, **call)
+
+
+@pytest.mark.parametrize("entry", [entry for entry in SAMPLERS.values() if entry.needs_scores], ids=lambda e: e.name)
+def test_targets_in_any_memory_order_and_biases_that_do_not_fit(entry: SamplerEntry) -> None:
+    target, call = torch.arange(6).view(2, 3).T, {"input": torch.ones(3, 4), "linear_weight": torch.ones(7, 4)}
+    for setting in entry.settings:
+        sampler = entry.make(7, None, **setting)
+        draws = [
+            entry.make(7, None, **setting)(2, target=each, generator=torch.Generator().manual_seed(0), **call)
+            for each in (target, target.contiguous())
+        ]
+        assert torch.equal(draws[0].ids, draws[1].ids)
+        with pytest.raises(ArgumentError, match=r"`linear_bias` must be \(7,\)"):
+            sampler(2, target=target, linear_bias=torch.zeros(3), **call)

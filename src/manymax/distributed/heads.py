@@ -20,6 +20,7 @@ from manymax.heads.linear import check_linear
 from manymax.heads.modules import LinearHead
 from manymax.heads.ranking import linear_topk, read_exclude
 from manymax.losses.base import Target
+from manymax.ops.checks import full_precision
 
 INIT_ROWS = 1 << 14  # class vectors drawn from one seed: they are the same for every number of ranks
 SHARDED = ("linear.weight", "linear.bias")
@@ -92,7 +93,7 @@ class ShardedHead(nn.Module):
         loss = self.shards.ranks.agree(
             lambda: self._prepared(input, target, linear_weight), _num_rows(input), self.span.device
         )
-        with torch.autocast(input.device.type, enabled=False):
+        with full_precision(input):
             return loss()
 
     def _prepared(self, input: Tensor, target: Tensor | Target, linear_weight: Tensor | None) -> Callable[[], Tensor]:
@@ -133,7 +134,7 @@ class ShardedHead(nn.Module):
         if exclude is not None:
             exclude = torch.where(shards.inside(exclude), exclude - shards.start, -100)
         own = min(k, shards.size)
-        values, ids = linear_topk(input, vectors, own, linear_bias=bias, exclude=exclude)
+        values, ids = linear_topk(input, vectors, own, linear_bias=bias, exclude=exclude, key=self.head.ranking_key)
         ids = torch.where(ids >= 0, ids + shards.start, ids)
         return pad(values, (0, k - own), value=-torch.inf), pad(ids, (0, k - own), value=-100)
 

@@ -24,6 +24,7 @@ from torch.nn.functional import embedding_bag
 from manymax.errors import ManymaxError
 from manymax.heads.options import PAD, HeadOptions
 from manymax.heads.target import RowTarget
+from manymax.ops.checks import full_precision
 
 SPREAD = 1 << 16  # class vectors at a time that are read in float64
 
@@ -349,7 +350,7 @@ class BlockRows(torch.autograd.Function):
         input, linear_weight, linear_bias = ctx.saved_tensors
         wants = tuple(ctx.needs_input_grad[:3])
         target = replace(ctx.target, coefficient=ctx.target.factor * grad)
-        with torch.autocast(input.device.type, enabled=False):
+        with full_precision(input):
             _, gradients, grad_setting = run(input, linear_weight, linear_bias, target, ctx.kernel, ctx.options, wants)
             grads = gradients.finish()
         return (*grads, grad_setting if ctx.needs_input_grad[3] else None, None, None, None)

@@ -16,7 +16,7 @@ from manymax.heads.options import HeadOptions, read_options
 from manymax.heads.target import RowTarget, live_classes, row_target
 from manymax.losses import entmax, rankmax, softmax, sparsemax, taylor_softmax
 from manymax.losses.base import Target, check_options, read_target
-from manymax.ops.checks import working
+from manymax.ops.checks import full_precision, working
 from manymax.ops.reduction import reduce
 
 Options = HeadOptions | Mapping[str, Any] | None
@@ -84,6 +84,8 @@ def linear_loss(
     check_linear(input, linear_weight, linear_bias)
     check_options(reduction, label_smoothing, multilabel)
     _check_constant(target, weight)
+    if input.is_meta:
+        raise ArgumentError("`input` is on the meta device, where blocks have no values to look at: take a plain loss.")
     chosen = read_options(options)
     queries, dtype = working(input)
     vectors, bias = (
@@ -94,7 +96,7 @@ def linear_loss(
     read = read_head_target(queries, target, weight, ignore_index, multilabel, classes)
     rows = row_target(read, weight, live_classes(bias), classes, label_smoothing)
     flat = queries.reshape(-1, queries.shape[-1])
-    with torch.autocast(input.device.type, enabled=False):
+    with full_precision(input):
         value = apply_kernel(make_kernel(), flat, vectors, bias, setting, rows, read, reduction, multilabel, chosen)
         if multilabel == "normalized" and omega is not None:
             extra = omega_rows(rows, omega, chosen.rows(classes))

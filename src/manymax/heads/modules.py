@@ -8,13 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manymax.errors import ArgumentError, ArgumentTypeError
+from manymax.errors import ArgumentError, ArgumentTypeError, check_choice
 from manymax.heads import linear, moments, sampled
 from manymax.heads.options import read_options
 from manymax.heads.ranking import linear_scores, linear_topk
-from manymax.losses.base import Target, check_options
+from manymax.losses.base import Target, check_options, check_weight
 from manymax.losses.entmax import EntmaxLoss
-from manymax.losses.taylor_softmax import check_order
+from manymax.losses.sampled import HIT_POLICIES
+from manymax.losses.sampled_softmax import SampledSoftmaxLoss
+from manymax.losses.taylor_softmax import check_order, taylor_exp
 from manymax.samplers.base import Sampler
 from manymax.samplers.uniform import UniformSampler
 
@@ -70,9 +72,17 @@ class LinearHead(nn.Module):
     def topk(
         self, input: Tensor, k: int, linear_weight: Tensor | None = None, exclude: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Scores and ids of the k best classes of each query, (..., k) each; see `linear_topk`."""
+        """Scores and ids of the k best classes of each query, (..., k) each; see `linear_topk`.
+
+        Instead of scores log p up to a constant, where p does not keep their order.
+        """
         weight, bias = self.vectors(linear_weight)
-        return linear_topk(input, weight, k, linear_bias=bias, exclude=exclude)
+        return linear_topk(input, weight, k, linear_bias=bias, exclude=exclude, key=self.ranking_key)
+
+    @property
+    def ranking_key(self) -> Callable[[Tensor], Tensor] | None:
+        """From scores to what classes are ranked by; None where that is the scores."""
+        return None
 
     def extra_repr(self) -> str:
         """What the printed module shows."""
@@ -102,7 +112,7 @@ class _ExactHead(LinearHead):
     ) -> None:
         super().__init__(in_features, num_classes, bias=bias, device=device, dtype=dtype)
         check_options(reduction, label_smoothing, multilabel)
-        self.register_buffer("weight", weight)
+        self.register_buffer("weight", check_weight(weight, num_classes))
         self.reduction, self.ignore_index, self.label_smoothing = reduction, ignore_index, label_smoothing
         self.multilabel, self.options = multilabel, read_options(options)
 
@@ -183,6 +193,11 @@ class LinearTaylorSoftmaxLoss(_ExactHead):
         check_order(order)
         self.order = order
 
+    @property
+    def ranking_key(self) -> Callable[[Tensor], Tensor]:
+        """log f(s), which falls and rises with the scores."""
+        return lambda scores: taylor_exp(scores, self.order).log()
+
     def settings(self) -> dict[str, Any]:
         """The order."""
         return {"order": self.order}
@@ -215,7 +230,8 @@ class SampledHead(LinearHead):
         super().__init__(in_features, num_classes, bias=bias, device=device, dtype=dtype)
         check_options(reduction, 0.0, multilabel)
         self.sampler = UniformSampler(num_classes) if sampler is None else sampler
-        self.register_buffer("weight", weight)
+        sampled.check_sampler(self.sampler, num_classes, None)
+        self.register_buffer("weight", check_weight(weight, num_classes))
         self.num_negatives, self.shared, self.sparse, self.generator = num_negatives, shared, sparse, generator
         self.reduction, self.ignore_index, self.multilabel = reduction, ignore_index, multilabel
 
@@ -262,6 +278,7 @@ class LinearSampledSoftmaxLoss(SampledHead):
         **options: Any,
     ) -> None:
         super().__init__(in_features, num_classes, sampler, num_negatives, **options)
+        SampledSoftmaxLoss(correction=correction, hit_policy=hit_policy, debias=debias)  # raises where it would
         self.correction, self.hit_policy, self.debias = correction, hit_policy, debias
 
     def settings(self) -> dict[str, Any]:
@@ -287,6 +304,7 @@ class LinearNCELoss(SampledHead):
         **options: Any,
     ) -> None:
         super().__init__(in_features, num_classes, sampler, num_negatives, **options)
+        check_choice("hit_policy", hit_policy, HIT_POLICIES)
         self.hit_policy = hit_policy
         self.log_z = nn.Parameter(torch.tensor(float(log_z))) if learnable else float(log_z)
 

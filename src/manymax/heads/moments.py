@@ -10,7 +10,7 @@ from manymax.heads.linear import Options, check_linear, read_head_target
 from manymax.heads.options import read_options
 from manymax.heads.target import RowTarget, live_classes, row_target
 from manymax.losses.base import Target, check_options
-from manymax.ops.checks import check_finite, working
+from manymax.ops.checks import check_finite, full_precision, working
 from manymax.ops.reduction import reduce
 
 
@@ -51,7 +51,7 @@ def linear_rg_loss(
         bias = linear_bias if live is None else torch.where(live, linear_bias, 0)
         vectors = torch.cat([vectors, bias.to(queries.dtype).unsqueeze(1)], 1)
         flat = torch.cat([flat, torch.ones_like(flat[:, :1])], 1)
-    with torch.autocast(input.device.type, enabled=False):
+    with full_precision(input):
         rows = row_target(read, weight, live, vectors.shape[0], label_smoothing)
         centred, count = _centred(vectors, live)
         value = _rows(flat, centred, count, rows)

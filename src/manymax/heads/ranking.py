@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -45,6 +47,7 @@ def linear_topk(
     linear_bias: Tensor | None = None,
     exclude: Tensor | None = None,
     options: Options = None,
+    key: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The k best classes of each query, exactly, best first.
 
@@ -57,10 +60,11 @@ def linear_topk(
         linear_bias: (C,).
         exclude: (..., E) integer ids to leave out, padded with -100.
         options: block sizes, `HeadOptions` or a mapping of its fields.
+        key: from scores to what is ranked instead of them, -inf to -inf.
 
     Returns:
-        scores (..., k), float32 at least, and ids (..., k). Where fewer than k classes are left, the score is -inf and
-        the id -100.
+        scores (..., k), or their keys, float32 at least, and ids (..., k). Where fewer than k classes are left, the
+        score is -inf and the id -100.
 
     Example:
         >>> import torch, manymax
@@ -84,6 +88,8 @@ def linear_topk(
         torch.mm(flat[rows], vectors.T, out=scores[:, :classes])
         if linear_bias is not None:
             scores[:, :classes] += linear_bias
+        if key is not None:
+            scores[:, :classes] = key(scores[:, :classes])
         scores[:, classes:] = -torch.inf
         if left_out is not None:
             row, column = (left_out[rows] >= 0).nonzero(as_tuple=True)

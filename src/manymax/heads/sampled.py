@@ -16,7 +16,7 @@ from manymax.heads.linear import check_linear, read_head_target
 from manymax.losses.base import MULTILABEL, Target
 from manymax.losses.nce import nce_loss
 from manymax.losses.sampled_softmax import sampled_softmax_loss
-from manymax.ops.checks import working
+from manymax.ops.checks import full_precision, working
 from manymax.ops.lookup import lookup
 from manymax.ops.picked import in_table, picked_scores, table_is_cheaper
 from manymax.ops.reduction import REDUCTIONS, reduce
@@ -201,7 +201,7 @@ def linear_drawn_loss(
     pairs = read_pairs(read)
     flat = queries.reshape(-1, queries.shape[-1])
     losses = flat.new_zeros(flat.shape[0])
-    with torch.autocast(input.device.type, enabled=False):
+    with full_precision(input):
         if len(pairs.rows):
             draw = sampler(
                 num_negatives,

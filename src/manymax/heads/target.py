@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from manymax.errors import ArgumentError, ManymaxError
+from manymax.errors import ArgumentError, ArgumentTypeError, ManymaxError
 from manymax.losses.base import Target
 from manymax.ops.checks import visible
 
@@ -145,6 +145,10 @@ def group_pairs(rows: Tensor, target: Tensor) -> tuple[Tensor, Target]:
         tensor([[1., 0.],
                 [1., 1.]])
     """
+    for name, ids in (("rows", rows), ("target", target)):
+        if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+            kind = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
+            raise ArgumentTypeError(f"`{name}` must be a tensor of integer ids; got {kind}.")
     if rows.ndim != 1 or rows.shape != target.shape:
         raise ArgumentError(
             f"`rows` and `target` must be 1-D and equally long; got {tuple(rows.shape)} and {tuple(target.shape)}."

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from manymax.errors import ArgumentError, ArgumentTypeError, check_choice
-from manymax.ops.checks import check_scores, visible
+from manymax.ops.checks import check_scores, learned, visible
 from manymax.ops.reduction import REDUCTIONS
 
 MULTILABEL = ("sum", "normalized")
@@ -47,7 +47,7 @@ class Target:
         if self.ids is not None:
             values = values.gather(-1, self.ids)
         difference, counts = values - offset, self.weights != 0
-        if self.weights.requires_grad:  # a weight of 0 has a gradient too, unless its class is masked
+        if learned(self.weights):  # a weight of 0 has a gradient too, unless its class is masked
             counts = counts | difference.isfinite()
         return (self.weights * torch.where(counts, difference, 0)).sum(-1)
 
@@ -67,7 +67,7 @@ def check_options(reduction: str, label_smoothing: float, multilabel: str) -> No
 
 
 def read_target(
-    scores: Tensor, target: Tensor | Target, weight: Tensor | None, ignore_index: int, multilabel: str = "sum"
+    scores: Tensor, target: Tensor | Target, weight: Tensor | None, ignore_index: int | None, multilabel: str = "sum"
 ) -> Target:
     """Check `target` against `scores` (..., C) and bring it into one form; a grouped one has it already."""
     check_scores(scores)
@@ -82,7 +82,8 @@ def read_target(
     class_weight = _read_weight(scores, weight)
     if rowwise:
         return _read_rows(scores, target, class_weight, multilabel)
-    return _read_ids(scores, target, class_weight, ignore_index, multilabel)
+    ignored = -100 if ignore_index is None else ignore_index  # None as in torch's linear_cross_entropy
+    return _read_ids(scores, target, class_weight, ignored, multilabel)
 
 
 def _read_grouped(scores: Tensor, target: Target, weight: Tensor | None, multilabel: str) -> Target:
@@ -98,15 +99,21 @@ def _read_grouped(scores: Tensor, target: Target, weight: Tensor | None, multila
     return Target(ids, weights, target.count.to(scores.dtype), divisor)
 
 
-def _read_weight(scores: Tensor, weight: Tensor | None) -> Tensor | None:
+def check_weight(weight: Tensor | None, num_classes: int) -> Tensor | None:
+    """The class weights, if they are one for each class."""
     if weight is None:
         return None
     if not isinstance(weight, Tensor) or not weight.is_floating_point():
         kind = weight.dtype if isinstance(weight, Tensor) else type(weight).__name__
         raise ArgumentTypeError(f"`weight` must be a float tensor of one weight per class; got {kind}.")
-    if weight.shape != scores.shape[-1:]:
-        raise ArgumentError(f"`weight` must have shape ({scores.shape[-1]},); got {tuple(weight.shape)}.")
-    return weight.to(scores.dtype)
+    if weight.shape != (num_classes,):
+        raise ArgumentError(f"`weight` must have shape ({num_classes},); got {tuple(weight.shape)}.")
+    return weight
+
+
+def _read_weight(scores: Tensor, weight: Tensor | None) -> Tensor | None:
+    checked = check_weight(weight, scores.shape[-1])
+    return None if checked is None else checked.to(scores.dtype)
 
 
 def _check_shape(scores: Tensor, target: Tensor, rowwise: bool) -> None:
@@ -156,6 +163,8 @@ def _check_distribution(rows: Tensor, total: Tensor, dtype: torch.dtype) -> None
 
 def _read_ids(scores: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, multilabel: str) -> Target:
     ids = target.long()
+    if target.shape == (*scores.shape[:-1], 0):  # as good as padding alone
+        ids = ids.new_full((*scores.shape[:-1], 1), ignore_index)
     if target.ndim == scores.ndim:
         _check_not_many_hot(scores, target)
         ids = ids.sort(-1).values  # repeated ids, which count once, are now neighbours
@@ -224,7 +233,7 @@ def row_losses(
     check_positives(inner)
     if label_smoothing > 0:
         spread = _smoothing_weights(values, target, weight, label_smoothing)
-        inner = (1 - label_smoothing) * inner + (spread * torch.where(spread != 0, values - offset, 0)).sum(-1)
+        inner = (1 - label_smoothing) * inner + (spread * torch.where(values > -torch.inf, values - offset, 0)).sum(-1)
         total = (1 - label_smoothing) * total + spread.sum(-1)
     return total * partition - inner, total
 

@@ -30,7 +30,7 @@ from manymax.losses.base import (
     read_target,
     row_losses,
 )
-from manymax.ops.checks import check_finite, check_scores, working
+from manymax.ops.checks import check_finite, check_scores, learned, working
 from manymax.ops.reduction import reduce
 
 Map = Callable[[Tensor], Tensor]
@@ -168,7 +168,7 @@ class FenchelYoung:
         self, scores: Tensor, read: Target, weight: Tensor | None, label_smoothing: float
     ) -> tuple[Tensor, Tensor]:
         """sum_i t_i (Omega*(s) - s_i) and sum_i t_i, (...) each."""
-        listed = read.ids is not None and label_smoothing == 0 and not read.weights.requires_grad
+        listed = read.ids is not None and label_smoothing == 0 and not learned(read.weights)
         if self._potential is None or not listed:
             value, maximum = self.relative(scores)
             return row_losses(value, scores, read, weight, label_smoothing, maximum.unsqueeze(-1))

@@ -24,7 +24,7 @@ from manymax.errors import ArgumentError, ArgumentTypeError
 from manymax.losses.base import Target, check_options, read_target, row_losses
 from manymax.losses.facts import Fact, Facts, Formulas, Member
 from manymax.losses.module import ExactLoss
-from manymax.ops.checks import check_scores, visible, working
+from manymax.ops.checks import check_scores, full_precision, learned, visible, working
 from manymax.ops.divergences import kl
 from manymax.ops.lookup import lookup
 from manymax.ops.reduction import reduce
@@ -84,13 +84,13 @@ def hierarchical_softmax_loss(
             " that no row of the gradient is zero."
         )
     rows, model, dtype = _read(input, node_vectors, tree, node_bias, sparse)
-    with _full_precision(rows):
+    with full_precision(rows):
         batch = input.shape[:-1]
         read = read_target(
             rows.new_zeros(()).expand(*batch, tree.num_classes), target, weight, ignore_index, multilabel
         )
         total = read.weights.sum(-1)
-        if label_smoothing > 0 or _fuller_than_paths(model, read):
+        if label_smoothing > 0 or _fuller_than_paths(model, read) or (read.ids is None and learned(read.weights)):
             values = model.log_probs(rows).view(*batch, tree.num_classes)
             losses, total = row_losses(torch.zeros_like(total), values, read, weight, label_smoothing)
         else:
@@ -125,7 +125,7 @@ def hierarchical_softmax_log_prob(
         tensor([0.2500, 0.2500, 0.5000])
     """
     rows, model, dtype = _read(input, node_vectors, tree, node_bias, sparse=False)
-    with _full_precision(rows):
+    with full_precision(rows):
         batch = input.shape[:-1]
         if target is None:
             return model.log_probs(rows).view(*batch, tree.num_classes).to(dtype)
@@ -138,11 +138,6 @@ def hierarchical_softmax_log_prob(
         real = ids != ignore_index
         log_probs = _listed_log_probs(model, rows, torch.where(real, ids, 0))
         return torch.where(real, log_probs, 0).view(target.shape).to(dtype)
-
-
-def _full_precision(rows: Tensor) -> torch.autocast:
-    """Autocast would run the products in half precision; the arithmetic here is float32 at least."""
-    return torch.autocast(rows.device.type, enabled=False)
 
 
 def _read(
@@ -199,7 +194,7 @@ def _path_losses(model: TreeModel, rows: Tensor, target: Target) -> Tensor:
     """sum_i t_i (-log P(i)) from the paths of the positives, (N,)."""
     weights = target.weights.reshape(len(rows), target.weights.shape[-1])
     ids = None if target.ids is None else target.ids.reshape(weights.shape)
-    if ids is not None and (ids.shape[-1] == 1 or not visible(ids)):
+    if ids is not None and (ids.shape[-1] == 1 or not visible(ids) or learned(weights)):
         return -(weights * _listed_log_probs(model, rows, ids)).sum(-1)
     row, column = weights.nonzero(as_tuple=True)  # padding is left out
     log_probs = model.path_log_probs(lookup(rows, row), column if ids is None else ids[row, column])
@@ -329,7 +324,7 @@ class HierarchicalSoftmaxLoss(ExactLoss):
             raise ArgumentError(f"`exclude` must have shape {(*batch, 'X')}; got {tuple(exclude.shape)}.")
         listed = exclude.reshape(len(rows), exclude.shape[-1]).long()
         listed = torch.where(listed == self.ignore_index, -1, listed)
-        with _full_precision(rows):
+        with full_precision(rows):
             values, ids = model.topk(rows, k, listed, self.ignore_index)
         return values.view(*batch, k).to(dtype), ids.view(*batch, k)
 

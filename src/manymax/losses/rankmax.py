@@ -23,7 +23,7 @@ from manymax.errors import ArgumentError, ArgumentTypeError
 from manymax.losses.base import check_options, check_positives, read_target
 from manymax.losses.facts import Fact, Facts, Formulas, Member
 from manymax.losses.module import ExactLoss
-from manymax.ops.checks import check_finite, check_scores, visible, working
+from manymax.ops.checks import check_finite, check_scores, learned, visible, working
 from manymax.ops.reduction import reduce
 
 
@@ -159,7 +159,10 @@ def rankmax_loss(
     check_positives(read.pick(work))
     sums = _all_violations(work) if read.ids is None else _Violations.apply(work, read.ids)
     weights = read.weights.to(sums.dtype)
-    rows = (weights * torch.where(weights != 0, sums, 1).log()).sum(-1)
+    counts = weights != 0
+    if learned(weights):  # a weight of 0 has a gradient too, unless its class is masked
+        counts = counts | sums.isfinite()
+    rows = (weights * torch.where(counts, sums, 1).log()).sum(-1)
     if multilabel == "normalized":
         total = weights.sum(-1)
         rows = rows / torch.where(total > 0, total, 1)

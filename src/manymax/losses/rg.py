@@ -27,7 +27,7 @@ from manymax.losses.base import check_options, normalized_weights, read_target, 
 from manymax.losses.facts import Fact, Facts, Formulas, Member
 from manymax.losses.fenchel_young import FenchelYoung
 from manymax.losses.module import ExactLoss
-from manymax.ops.checks import check_finite, check_scores, visible, working
+from manymax.ops.checks import check_finite, check_scores, full_precision, visible, working
 from manymax.ops.reduction import reduce
 
 
@@ -131,10 +131,14 @@ def class_moments(linear_weight: Tensor, linear_bias: Tensor | None = None) -> M
             raise ArgumentError(
                 f"`linear_bias` must have shape ({linear_weight.shape[0]},); got {tuple(linear_bias.shape)}."
             )
+        if visible(linear_bias) and not linear_bias.isfinite().all():
+            raise ArgumentError(
+                "`linear_bias` must be finite: moments know no masks. Leave masked classes out, or take linear_rg_loss."
+            )
         vectors = torch.cat([vectors, linear_bias.to(vectors.dtype).unsqueeze(-1)], -1)
     mean = vectors.mean(0)
     d = vectors - mean
-    with torch.autocast(d.device.type, enabled=False):
+    with full_precision(d):
         return Moments(mean, d.T @ d / vectors.shape[0], vectors.shape[0], linear_bias is not None)
 
 
@@ -160,7 +164,7 @@ def rg_log_partition_from_moments(input: Tensor, moments: Moments) -> Tensor:
     x, dtype = working(input)
     if moments.has_bias:
         x = torch.cat([x, torch.ones_like(x[..., :1])], -1)
-    with torch.autocast(x.device.type, enabled=False):
+    with full_precision(x):
         quadratic = (x @ moments.covariance.to(x.dtype) * x).sum(-1)
         value = math.log(moments.num_classes) + x @ moments.mean.to(x.dtype) + quadratic / 2
     return value.to(dtype)

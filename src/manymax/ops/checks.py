@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from manymax.errors import ArgumentError, ArgumentTypeError
 
@@ -12,12 +16,18 @@ from manymax.errors import ArgumentError, ArgumentTypeError
 def visible(*tensors: Tensor) -> bool:
     """Whether values may be checked: eager use on the CPU.
 
-    Under `torch.compile` and the `torch.func` transforms there are no values to look at, and on a
+    Under `torch.compile`, the `torch.func` transforms and in fake tensors there are no values to look at, and on a
     GPU looking would make the host wait.
     """
     if torch.compiler.is_compiling():
         return False
-    return all(t.device.type == "cpu" and not is_functorch_wrapped_tensor(t) for t in tensors)
+    hidden = (is_functorch_wrapped_tensor(t) or isinstance(t, FakeTensor) for t in tensors)
+    return all(t.device.type == "cpu" for t in tensors) and not any(hidden)
+
+
+def learned(tensor: Tensor) -> bool:
+    """Whether a gradient in `tensor` may be asked for; under `torch.func` that does not show."""
+    return tensor.requires_grad or is_functorch_wrapped_tensor(tensor)
 
 
 def check_scores(scores: Tensor, argument: str = "scores") -> None:
@@ -53,3 +63,9 @@ def working(scores: Tensor) -> tuple[Tensor, torch.dtype]:
         return scores, scores.dtype
     autocast = torch.is_autocast_enabled(scores.device.type)
     return scores.float(), torch.float32 if autocast else scores.dtype
+
+
+def full_precision(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Autocast would run products in half precision; in here it is off, where the device has it."""
+    device = tensor.device.type
+    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()

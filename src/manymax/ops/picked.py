@@ -20,7 +20,7 @@ def in_table(rows: Tensor | None, ids: Tensor, num_classes: int) -> Tensor:
     """Where the ids (M, k) of queries rows (M,) stand in a flat table, (M k,)."""
     if rows is None:
         rows = torch.arange(len(ids), device=ids.device)
-    return (rows.unsqueeze(1) * num_classes + ids).view(-1)
+    return (rows.unsqueeze(1) * num_classes + ids).reshape(-1)
 
 
 def picked_scores(input: Tensor, linear_weight: Tensor, ids: Tensor, rows: Tensor | None = None) -> Tensor:

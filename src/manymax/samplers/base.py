@@ -178,7 +178,7 @@ class Sampler(ExactBuffers):
             target=None if target is None else check_ids("target", target, self.num_classes),
             input=input,
             linear_weight=_check_weight(linear_weight, input, self.num_classes),
-            linear_bias=linear_bias,
+            linear_bias=_check_bias(linear_bias, self.num_classes),
             scores=scores,
             shared=shared,
             generator=generator,
@@ -186,6 +186,8 @@ class Sampler(ExactBuffers):
             dtype=torch.get_default_dtype() if input is None else torch.promote_types(input.dtype, torch.float32),
             owner=_check_owner(owner, target),
         )
+        if request.batch is not None and 0 in request.batch and not isinstance(self, FixedSampler):
+            raise ArgumentError("`target` and `input` must have at least one row: the draws follow them; got none.")
         draw = self.draw(request)
         _check_support(draw.log_q_target)
         return draw
@@ -345,6 +347,12 @@ def _check_weight(weight: Tensor | None, input: Tensor | None, num_classes: int)
         expected = f"({num_classes}, {'d' if dim is None else dim})"
         raise ArgumentError(f"`linear_weight` must be {expected}, one vector per class; got {_shape(weight)}.")
     return weight
+
+
+def _check_bias(bias: Tensor | None, num_classes: int) -> Tensor | None:
+    if bias is not None and bias.shape != (num_classes,):
+        raise ArgumentError(f"`linear_bias` must be ({num_classes},), one number per class; got {_shape(bias)}.")
+    return bias
 
 
 def _shape(value: object) -> str:

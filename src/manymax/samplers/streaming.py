@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from manymax.ops.lookup import lookup
-from manymax.samplers.base import ExactBuffers, check_number, check_positive_integer
+from manymax.samplers.base import ExactBuffers, check_ids, check_number, check_positive_integer
 
 
 class StreamingFrequency(ExactBuffers):
@@ -60,6 +60,7 @@ class StreamingFrequency(ExactBuffers):
     @torch.no_grad()
     def update(self, target: Tensor) -> None:
         """Take one batch of occurrences into account: ids of any shape."""
+        target = check_ids("target", target, self.num_classes)
         ids, times = torch.unique(target.reshape(-1), return_counts=True)
         seen, before = self.num_seen[ids], self.mean_gap[ids]
         self.time += target.numel()
