@@ -132,6 +132,8 @@ def test_wrong_options_end_in_a_message(arguments: list[str], message: str, mach
         ('{"machine": 3}', "`--machine` must hold an object of seconds by kind of work"),
         ('{"flop": 1e-11}', "unknown kind of work 'flop': did you mean 'flops'"),
         ('{"flops": "fast"}', "`machine.flops` must be seconds, at least 0; got 'fast'"),
+        ('{"flops": 1e-11, "streamed": 1e-9}', "every kind of work; exponentials, passes, fresh, near"),
+        (json.dumps(dict.fromkeys(asdict(MACHINE), 0)), "`flops` above 0"),
     ],
 )
 def test_a_wrong_machine_is_refused(content: str | None, message: str, tmp_path: Path) -> None:
@@ -141,6 +143,14 @@ def test_a_wrong_machine_is_refused(content: str | None, message: str, tmp_path:
     with pytest.raises(ManymaxError) as caught:
         read_machine(path)
     assert message in str(caught.value)
+
+
+def test_tensors_that_are_not_plain(tmp_path: Path) -> None:
+    torch.save(torch.ones(2, 3).to(torch.float8_e4m3fn), tmp_path / "small.pt")
+    assert torch.equal(read_tensor("--scores", tmp_path / "small.pt"), torch.ones(2, 3))
+    torch.save(torch.ones(2, 3).to_sparse(), tmp_path / "sparse.pt")
+    with pytest.raises(ManymaxError, match=r"`--scores` must be dense; .* `\.to_dense\(\)`"):
+        read_tensor("--scores", tmp_path / "sparse.pt")
 
 
 def test_a_tensor_from_each_kind_of_file(tmp_path: Path) -> None:

@@ -222,3 +222,14 @@ def test_what_it_refuses(arguments: list[str], message: str, tmp_path: Path) -> 
     assert result.exit_code != 0
     assert message.format(tmp=tmp_path) in str(result.exception)
     assert type(result.exception).__module__ == "manymax.errors"
+
+
+@pytest.mark.parametrize(("shape", "scale"), [((8, 1), 1.0), ((8, 30), 1e4)], ids=["one class", "a wide range"])
+def test_scores_at_the_edge_give_json(tmp_path: Path, shape: tuple[int, int], scale: float) -> None:
+    """No negatives at all; probabilities that are 0 in float64 though nothing is masked."""
+    np.save(tmp_path / "scores.npy", scale * np.random.default_rng(0).normal(size=shape))
+    result = CliRunner().invoke(
+        app, ["diagnose", str(tmp_path / "scores.npy"), "--draws", "0", "--num-negatives", "5", "--json"]
+    )
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from manymax import cli
+
 SOURCE = Path(__file__).parents[2] / "src"
 
 
@@ -34,6 +36,34 @@ def test_an_unknown_name_is_one_line_and_exit_code_2() -> None:
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith("manymax: unknown loss 'sparsmax': did you mean 'sparsemax'?")
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", "--data", "planted", "--dim", str(10**14)], "there is not enough memory"),
+        (["data", "prepare", "~nobody-of-this-name/x.csv"], "does not exist"),
+    ],
+)
+def test_what_the_machine_refuses_is_one_line(arguments: list[str], words: str, tmp_path: Path) -> None:
+    result = run("-m manymax", *arguments, *(["--out", str(tmp_path / "run")] if arguments[0] == "train" else []))
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+    assert words in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (PermissionError(13, "Permission denied", "x.csv"), "x.csv: Permission denied."),
+        (OSError(28, "No space left on device"), "No space left on device."),
+        (MemoryError(), "not enough memory"),
+        (RuntimeError("another fault"), None),
+    ],
+)
+def test_errors_of_files_and_memory_are_told_from_others(error: Exception, words: str | None) -> None:
+    text = cli._of_the_machine(error)
+    assert (text is None) if words is None else (text is not None and words in text)
 
 
 def test_an_unknown_command_is_exit_code_2() -> None:

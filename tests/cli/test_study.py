@@ -57,6 +57,8 @@ def test_a_dry_run_lists_and_does_nothing(file: Path, tmp_path: Path) -> None:
         (["--set", "epochs"], "NAME=VALUE"),
         (["--set", "epochs=many"], "`epochs`"),
         (["--set", "loss=sparsmax"], "did you mean 'sparsemax'"),
+        (["--set", "lr=-1"], "`lr`"),
+        (["--set", "solver=als"], "`solver='als'` solves loss 'rg'"),
     ],
 )
 def test_mistakes_are_named_before_anything_is_done(
@@ -66,6 +68,22 @@ def test_mistakes_are_named_before_anything_is_done(
     assert isinstance(result.exception, ManymaxError)
     assert complaint in str(result.exception)
     assert not (tmp_path / "out").exists()
+
+
+def test_what_does_not_go_with_what_was_set_is_left_out() -> None:
+    """The built-in study has a run by ALS, which knows no SASRec."""
+    result = study("--dry-run", "--set", "backbone=sasrec")
+    assert result.exit_code == 0, result.output
+    assert result.stderr.startswith("1 of the file's combinations do not go with what was set")
+    assert all(" sasrec " in line for line in result.stdout.splitlines())
+    assert "als" not in result.stdout
+
+
+def test_a_file_called_like_planted_data_has_no_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # the path begins like the name
+    result = study("--dry-run", "--set", "data=planted_ratings.csv", "--set", "loss=softmax")
+    assert " size=" not in result.stdout
+    assert " size=" in study("--dry-run", "--set", "data=planted").stdout
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from manymax.study.course import Progress
 from manymax.study.data.prepare import Prepared
 from manymax.study.records import Record, read_record
 from manymax.study.run import finished, load_model, prepare_data, run
+from manymax.study.sweep import sweep
 
 TINY = {"data": "planted-tiny", "dim": 8, "batch_size": 500, "epochs": 3, "lr": 0.01}
 SAMPLED = TINY | {"backbone": "sasrec", "loss": "ssm", "num_negatives": 5, "patience": 1, "epochs": 6}
@@ -156,6 +157,31 @@ def test_bad_data_leaves_no_folder_behind(tmp_path: Path) -> None:
     with pytest.raises(ManymaxError, match=r"empty\.csv"):
         run(RunConfig(data=str(tmp_path / "empty.csv")), tmp_path / "run")
     assert [path.name for path in tmp_path.iterdir()] == ["empty.csv"]
+
+
+def test_a_finished_run_knows_when_its_file_has_changed(tmp_path: Path) -> None:
+    path = tmp_path / "own.csv"
+    lines = [f"u{user},i{item}" for user in range(12) for item in range(8) if (user + item) % 3]
+    path.write_text("user,item\n" + "\n".join(lines), encoding="utf-8")
+    config = RunConfig(data=str(path), dim=2, epochs=1)
+    record = run(config, tmp_path / "run")
+    assert run(config, tmp_path / "run") == record
+    path.write_text("user,item\n" + "\n".join(lines[:-5]), encoding="utf-8")
+    with pytest.raises(ManymaxError, match=r"own\.csv has changed since the run in .* was finished"):
+        run(config, tmp_path / "run")
+    path.unlink()  # what is gone cannot have changed
+    assert run(config, tmp_path / "run") == record
+
+
+def test_a_study_with_a_changed_file_does_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "own.csv"
+    path.write_text("user,item\n" + "".join(f"u{i % 9},i{i % 5}\n" for i in range(45)), encoding="utf-8")
+    configs = [RunConfig(data=str(path), dim=2, epochs=1, seed=seed) for seed in (0, 1)]
+    run(configs[0], tmp_path / "study" / configs[0].content_hash())
+    path.write_text(path.read_text(encoding="utf-8") + "u1,i9\n", encoding="utf-8")
+    with pytest.raises(ManymaxError, match=r"own\.csv has changed"):
+        sweep(configs, tmp_path / "study")
+    assert not (tmp_path / "study" / configs[1].content_hash()).exists()
 
 
 def test_data_that_changed_since_is_noticed(prepared: Prepared, tmp_path: Path) -> None:

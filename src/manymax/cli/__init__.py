@@ -24,3 +24,17 @@ def main() -> None:
     except ManymaxError as error:
         sys.stderr.write(f"manymax: {error}\n")
         sys.exit(2)
+    except (OSError, MemoryError, RuntimeError) as error:
+        if (text := _of_the_machine(error)) is None:
+            raise
+        sys.stderr.write(f"manymax: {text}\n")
+        sys.exit(2)
+
+
+def _of_the_machine(error: Exception) -> str | None:
+    """What files or memory refused, in a line; None for an error of another kind."""
+    if isinstance(error, OSError) and error.strerror is not None:
+        return f"{error.filename}: {error.strerror}." if error.filename else f"{error.strerror}."
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # torch has no type for it
+        return "there is not enough memory. Take smaller sizes (`dim`, `batch_size`, `pool`), or less data."
+    return None

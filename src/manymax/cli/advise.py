@@ -140,4 +140,9 @@ def read_machine(path: Path) -> Machine:
     for name in found:
         if name not in known:
             raise unknown_name("kind of work", name, known)
-    return Machine(**found)
+    machine = Machine(**found)
+    if missing := [name for name in known if name not in found]:
+        raise ArgumentError(f"`--machine` must give the seconds of every kind of work; {', '.join(missing)} missing.")
+    if not machine.flops > 0:
+        raise ArgumentError("`--machine` must have `flops` above 0: nothing is done in no time.")
+    return machine

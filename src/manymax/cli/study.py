@@ -6,6 +6,7 @@ import shlex
 import signal
 import sys
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -60,7 +61,11 @@ def study(
       manymax study mine.toml --engine dask --address tcp://head:8786
     """
     asked = read_study_file(file)
-    configs = expand(asked, **_overrides(set_ or []))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        configs = expand(asked, **_overrides(set_ or []))
+    for each in said:
+        typer.echo(f"{each.message}", err=True)
     folder = out or Path("studies") / (file.stem if file else "quick")
     if dry_run:
         for config in configs:

@@ -29,7 +29,11 @@ def read_tensor(option: str, path: Path) -> Tensor:
     tensors = list(content.values()) if isinstance(content, dict) else [content]
     if len(tensors) != 1 or not isinstance(tensors[0], Tensor):
         raise ArgumentError(f"`{option}` must be a file with one tensor; {str(path)!r} has {len(tensors)} entries.")
-    return tensors[0]
+    if tensors[0].layout != torch.strided:
+        raise ArgumentError(
+            f"`{option}` must be dense; {str(path)!r} is {tensors[0].layout}. Save it with `.to_dense()`."
+        )
+    return tensors[0].float() if tensors[0].is_floating_point() and tensors[0].itemsize < 2 else tensors[0]
 
 
 def _read_npy(path: Path) -> Tensor:

@@ -208,8 +208,11 @@ class RunConfig(BaseModel):
             )
         if self.computation == "compiled" and self.loss not in COMPILED_LOSSES:
             raise ArgumentError(f"`computation='compiled'` is for {', '.join(COMPILED_LOSSES)}; got {self.loss!r}.")
-        metric, _, cutoff = self.monitored.partition("@")
+        metric, at, cutoff = self.monitored.partition("@")
         check_choice("monitor", metric, METRICS)
+        if not at:
+            cutoffs = " or ".join(f"{metric}@{each}" for each in self.cutoffs)
+            raise ArgumentError(f"`monitor` must name a cutoff, {cutoffs}; got {self.monitored!r}.")
         check_choice("monitor", cutoff, map(str, self.cutoffs))
         return self
 

@@ -20,7 +20,7 @@ from manymax.study.files import whole, write_json
 from manymax.study.serve import Served
 from manymax.theory.approximations import APPROXIMATIONS, DRAWING, tree_log_probs
 from manymax.theory.bias_variance import divergences, drawn, estimate
-from manymax.theory.cases import ESTIMATES
+from manymax.theory.cases import ESTIMATES, MASKED
 from manymax.theory.gradients import by_score, gradient, tie_loss, top_jacobian, undrawn_probability, without_signal
 from manymax.theory.jacobian import spectral_norm
 from manymax.theory.order import member_map
@@ -139,7 +139,7 @@ def bias_variance(
 
 def _approximations(subject: Subject, sizes: Sequence[int]) -> Iterator[tuple[str, dict[str, Any]]]:
     """(member, its settings) for all that `estimate` knows."""
-    masked = bool((subject.scores == -torch.inf).any())
+    masked = bool((subject.scores.log_softmax(-1) <= MASKED).any())
     for name in APPROXIMATIONS:
         if name == "sampled_softmax":
             corrections = [c for c in ESTIMATES if not (masked and c == "importance")]
@@ -173,7 +173,7 @@ def signals(subject: Subject, sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
         yield {
             "member": member.name,
             "num_negatives": None,
-            "silent": float((without_signal(gradients, subject.target) & negatives).sum() / negatives.sum()),
+            "silent": float((without_signal(gradients, subject.target) & negatives).sum() / negatives.sum().clamp(1)),
             "norm": float(spectral_norm(some, subject.scores[:NORM_ROWS], iterations=NORM_STEPS).mean()),
             "tie_loss": float(tie_loss(map(subject.scores), relevant).mean()),
         }

@@ -18,6 +18,7 @@ from manymax.study.checkpoint import load_optimizer, optimizer_tensors, read_ten
 from manymax.study.config import RunConfig
 from manymax.study.course import Course, Diverged, Progress, Stopped
 from manymax.study.data.interactions import PARTS, Split
+from manymax.study.data.load import changed
 from manymax.study.data.prepare import Prepared, prepare
 from manymax.study.evaluate import Evaluation, evaluate, popularity
 from manymax.study.files import LOCK, locked, read_json, remove_partial, write_json
@@ -89,7 +90,8 @@ def run(
                 return _run(config, folder, prepared, progress or Progress(), checkpoint_seconds, seconds, team)
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}"
-                write_record(folder, new_record(config, "failed", reason=reason, card=prepared.card))
+                with contextlib.suppress(OSError):  # a disk that is full
+                    write_record(folder, new_record(config, "failed", reason=reason, card=prepared.card))
                 raise
 
 
@@ -107,7 +109,20 @@ def finished(config: RunConfig, folder: Path) -> Record | None:
     if not (folder / RECORD).exists():
         return None
     record = read_record(folder)
-    return record if record.final else None
+    if not record.final:
+        return None
+    check_files(config, record, folder)
+    return record
+
+
+def check_files(config: RunConfig, record: Record, folder: Path) -> None:
+    """Raise if the files that a finished run was of have other content now: its numbers are not theirs."""
+    files: dict[str, str] = next((step["files"] for step in record.card or () if "files" in step), {})
+    if others := changed(config.data, files, config.columns):
+        raise ManymaxError(
+            f"{', '.join(others)} has changed since the run in {folder} was finished: choose another folder, or remove"
+            " this one."
+        )
 
 
 def _check_same(config: RunConfig, folder: Path) -> None:

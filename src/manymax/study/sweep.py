@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,10 +28,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from manymax.errors import ArgumentError, ManymaxError, unknown_name
 from manymax.study.config import RunConfig
+from manymax.study.data.load import PLANTED
 from manymax.study.files import Busy, locked, write_json
 from manymax.study.probe import probe
 from manymax.study.records import PROBE, RECORD, STUDY, Record, new_record, read_record, write_record
-from manymax.study.run import CHECKPOINT_SECONDS, run
+from manymax.study.run import CHECKPOINT_SECONDS, check_files, run
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -38,7 +40,6 @@ else:
     import tomli as tomllib
 
 QUICK = "quick.toml"
-PLANTED = "planted"
 ATTEMPTS = 3  # a run whose process dies this often is given up
 PAUSE = 0.5  # seconds before a run that another process holds is tried again
 SAVING = 60.0  # seconds that a run has to save itself
@@ -104,16 +105,33 @@ def read_study_file(path: Path | None) -> StudyConfig:
 def expand(study: StudyConfig, **overrides: Any) -> list[RunConfig]:
     """The runs of a study, each once, in the order of the file; `overrides` count more than the file.
 
+    A combination that only the overrides make impossible (another loss for what ALS solves) is left out with a warning.
+
     >>> grid = [{"loss": ["softmax", "rg"], "lr": [1e-2, 1e-3]}, {"loss": "rg", "solver": "als", "lr": [1e-2, 1e-3]}]
     >>> [(run.loss, run.solver) for run in expand(StudyConfig(grid=grid))][-2:]
     [('rg', 'gradient'), ('rg', 'als')]
     """
     _check_names(overrides)
-    runs = {config.content_hash(): config for config in _combinations(study, overrides)}
+    runs: dict[str, RunConfig] = {}
+    refused: list[ArgumentError] = []
+    for settings in _combinations(study):
+        try:
+            config = _config(settings | overrides)
+        except ArgumentError as error:
+            for alone in (settings, overrides):  # raises if one of them is wrong by itself
+                _config(alone)
+            refused.append(error)
+        else:
+            runs[config.content_hash()] = config
+    if refused and not runs:
+        raise refused[0]
+    if refused:
+        text = f"{len(refused)} of the file's combinations do not go with what was set, and are left out: {refused[0]}"
+        warnings.warn(text, stacklevel=2)
     return list(runs.values())
 
 
-def _combinations(study: StudyConfig, overrides: Mapping[str, Any]) -> Iterator[RunConfig]:
+def _combinations(study: StudyConfig) -> Iterator[dict[str, Any]]:
     # One thread a run, unless the file says otherwise: results must not depend on how many runs share the machine.
     common = {"threads": 1, **study.settings}
     for table in study.grid:
@@ -121,10 +139,13 @@ def _combinations(study: StudyConfig, overrides: Mapping[str, Any]) -> Iterator[
         if empty := [name for name, values in axes.items() if not values]:
             raise ArgumentError(f"`{empty[0]}` in [[grid]] must list at least one value; got an empty list.")
         for values in product(*axes.values()):
-            settings = common | dict(zip(axes, values, strict=True)) | dict(overrides)
-            if not str(settings.get("data", PLANTED)).startswith(PLANTED):
-                settings.pop("size", None)  # a study of planted data may be put to other data
-            yield RunConfig.trimmed(settings)
+            yield common | dict(zip(axes, values, strict=True))
+
+
+def _config(settings: Mapping[str, Any]) -> RunConfig:
+    if not PLANTED.fullmatch(str(settings.get("data", "planted"))):
+        settings = {name: value for name, value in settings.items() if name != "size"}  # may be put to other data
+    return RunConfig.trimmed(settings)
 
 
 Hear = Callable[["Outcome", Record], None]
@@ -202,6 +223,9 @@ def sweep(
     """
     _make(folder, title)
     waiting = deque(Job(config, folder / config.content_hash()) for config in configs)
+    for job in waiting:
+        if (record := _final(job.folder)) is not None:
+            check_files(job.config, record, job.folder)
     working: dict[Any, Job] = {}
     outcome, engine = Outcome(len(waiting)), engine or LocalEngine(workers)
     try:

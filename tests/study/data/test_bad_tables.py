@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -113,3 +114,25 @@ def test_a_fault_far_down_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     path.write_text(HEADER + GOOD * 5000 + "a,y,x,1,train\n" + GOOD * 5000)
     with pytest.raises(ArgumentError, match=r"own.csv, line 5002, column 'rating'"):
         load(path)
+
+
+@pytest.mark.parametrize("name", ["own.csv.gz", "ml-1m.zip"])
+def test_packed_files_that_are_damaged(tmp_path: Path, name: str) -> None:
+    """A wrong byte in the middle, which is no error of the system."""
+    path, lines = tmp_path / name, b"".join(b"%d,%d\n" % (i * i, i) for i in range(300))
+    if name.endswith(".gz"):
+        path.write_bytes(gzip.compress(b"user,item\n" + lines))
+    else:
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("ml-1m/ratings.dat", lines)
+    content = bytearray(path.read_bytes())
+    content[70:80] = bytes(10)
+    path.write_bytes(content)
+    with pytest.raises(ArgumentError, match=f"{name} cannot be (read|unpacked)"):
+        load(path)
+
+
+def test_lines_that_end_as_they_once_did(tmp_path: Path) -> None:
+    (tmp_path / "own.csv").write_bytes(b"user,item\ra,b\rc,d\r")
+    with pytest.raises(ArgumentError, match=r"own\.csv, line 1: .* ended in the usual way"):
+        load(tmp_path / "own.csv")

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import platformdirs
@@ -14,7 +15,7 @@ from manymax.errors import ArgumentError, ManymaxError, unknown_name
 from manymax.study.data.download import digest
 from manymax.study.data.interactions import Interactions
 from manymax.study.data.planted import DEFAULT, SIZES, Truth, plant
-from manymax.study.data.sources import FORMATS, SOURCES, Columns, Filters, Source
+from manymax.study.data.sources import FORMATS, SOURCES, Columns, Filters, Format, Source
 from manymax.study.data.sources import table as own_table
 
 PLANTED = re.compile(r"planted(-[\w-]+)?")  # a name, also where a file is called so: ./planted is that file
@@ -73,7 +74,37 @@ def load(
     if isinstance(data, str) and data in SOURCES:
         _only_for_tables(columns, data)
         return Loaded(_named(SOURCES[data], Path(folder) if folder else cache()))
-    return Loaded(_file(Path(data).expanduser(), columns, name))
+    return Loaded(_file(_at_home(Path(data)), columns, name))
+
+
+def changed(data: str, files: Mapping[str, str], columns: Mapping[str, str] | None = None) -> list[str]:
+    """Which of the files {name: sha256} that `data` was read from have other content now; those gone do not count."""
+    if PLANTED.fullmatch(data):
+        return []
+    if data in SOURCES:
+        paths = SOURCES[data].paths(cache())
+    else:
+        found = _form(_at_home(Path(data)), columns)
+        paths = [] if found is None else found[1]
+    return [path.name for path in paths if path.name in files and path.is_file() and _sha256(path) != files[path.name]]
+
+
+def _sha256(path: Path) -> str:
+    status = path.stat()
+    return _sha256_of(path, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache
+def _sha256_of(path: Path, size: int, changed_at: int) -> str:
+    return digest(path, "sha256")
+
+
+def _at_home(path: Path) -> Path:
+    """The path, with ~ put in full."""
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise ArgumentError(f"{path} does not exist: {error}") from None
 
 
 def _planted(data: str, size: str | None, seed: int) -> Loaded:
@@ -107,23 +138,30 @@ def _file(path: Path, columns: Mapping[str, str] | None, name: str | None) -> In
         if path.suffix or path.parent != Path():
             raise ArgumentError(f"{path} does not exist.")
         raise ArgumentError(f"{unknown_name('data set', str(path), SOURCES)} There is no file of that name either.")
-    for form in FORMATS:
-        if columns and form.read is not own_table.read and own_table.find(path):
-            continue  # whoever names columns says that it is a table
-        if (paths := form.find(path)) is not None:
-            break
-    else:
+    known = _form(path, columns)
+    if known is None:
         suffixes = ", ".join(own_table.SUFFIXES)
         raise ArgumentError(
             f"{path} is of no known format: expected a table ({suffixes}), or MovieLens, Gowalla or Amazon reviews as "
             "they are published."
         )
+    form, paths = known
     if form.read is own_table.read:
         found = own_table.read(paths, columns)
     else:
         _only_for_tables(columns, str(path))
         found = form.read(paths)
     return _finish(found, name or _name(path), paths)
+
+
+def _form(path: Path, columns: Mapping[str, str] | None) -> tuple[Format, list[Path]] | None:
+    """The format of what is at `path`, and its files."""
+    for form in FORMATS:
+        if columns and form.read is not own_table.read and own_table.find(path):
+            continue  # whoever names columns says that it is a table
+        if (paths := form.find(path)) is not None:
+            return form, paths
+    return None
 
 
 def _only_for_tables(columns: Mapping[str, str] | None, data: str) -> None:

@@ -14,7 +14,7 @@ from pyarrow import json as arrow_json
 from manymax.errors import ArgumentError
 from manymax.study.data.sources.base import File, Filters, Source
 from manymax.study.data.sources.columns import Columns, complaint
-from manymax.study.data.sources.delimited import is_number, not_utf8, open_bytes, read_delimited
+from manymax.study.data.sources.delimited import UNREADABLE, is_number, not_utf8, open_bytes, read_delimited
 from manymax.study.data.sources.table import suffix
 
 FIELDS = {"user": "reviewerID", "item": "asin", "rating": "overall", "time": "unixReviewTime"}
@@ -58,7 +58,7 @@ def _explain(path: Path) -> None:
             for number, line in enumerate(stream, 1):
                 if line.strip():
                     _check(f"{path.name}, line {number}", line)
-    except (OSError, EOFError) as error:
+    except UNREADABLE as error:
         raise ArgumentError(f"{path.name} cannot be read: {error}. Is it complete?") from None
 
 
@@ -91,7 +91,7 @@ def find_ratings(path: Path) -> list[Path] | None:
     try:
         with open_bytes(path) as stream:
             fields = stream.readline().decode().strip().split(",")
-    except (OSError, EOFError, UnicodeDecodeError):
+    except (*UNREADABLE, UnicodeDecodeError):
         return None
     return [path] if len(fields) == len(HEADER) and is_number(fields[2]) and is_number(fields[3]) else None
 

@@ -8,6 +8,7 @@ import csv
 import gzip
 import io
 import math
+import zlib
 from collections.abc import Generator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -22,6 +23,9 @@ from manymax.study.data.sources.columns import PART_NAMES, Columns, complaint
 BLOCK = 1 << 24  # bytes that are parsed at a time; a line must be shorter
 SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+UNREADABLE = (OSError, EOFError, zlib.error)  # a file that is damaged, cut off or not to be opened
 
 
 def open_bytes(path: Path) -> BinaryIO:
@@ -105,7 +109,7 @@ class Text:
                         self._check(reader.line_num, fields)
             except csv.Error as error:
                 self._fail(reader.line_num, f"{error}.")
-            except (OSError, EOFError) as error:
+            except UNREADABLE as error:
                 raise ArgumentError(f"{self.file} cannot be read: {error}. Is it complete?") from None
 
     def _check(self, line: int, fields: list[str]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from manymax.errors import ArgumentError
 from manymax.study.data.sources.base import File, Filters, Source
 from manymax.study.data.sources.columns import Columns
-from manymax.study.data.sources.delimited import read_delimited
+from manymax.study.data.sources.delimited import UNREADABLE, read_delimited
 
 SEPARATORS = {"u.data": b"\t", "ratings.dat": b"::"}
 HEADER = ["user", "item", "rating", "time"]
@@ -43,7 +43,7 @@ def _unpack(path: Path) -> tuple[str, bytes]:
             if not members:
                 raise ArgumentError(f"{path.name} holds no {' or '.join(SEPARATORS)}: it is no MovieLens archive.")
             return members[0], archive.read(members[0])
-    except (zipfile.BadZipFile, EOFError, OSError) as error:
+    except (zipfile.BadZipFile, RuntimeError, *UNREADABLE) as error:  # encrypted, or packed in an unknown way
         raise ArgumentError(f"{path.name} cannot be unpacked: {error}. Fetch it again.") from None
 
 

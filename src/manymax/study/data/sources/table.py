@@ -11,7 +11,7 @@ from pyarrow import parquet
 
 from manymax.errors import ArgumentError, check_choice, unknown_name
 from manymax.study.data.sources.columns import ROLES, Columns
-from manymax.study.data.sources.delimited import SEPARATORS, Text, open_bytes, read_delimited
+from manymax.study.data.sources.delimited import SEPARATORS, UNREADABLE, Text, open_bytes, read_delimited
 
 # Names that are understood, the better ones first; letters and digits count, their case does not.
 GUESSES = {
@@ -74,7 +74,10 @@ def _read_parquet(path: Path, columns: Mapping[str, str]) -> Columns:
 
 def _read_text(path: Path, columns: Mapping[str, str]) -> Columns:
     first, separator = _first_line(path)
-    header = next(csv.reader([first], delimiter=separator))
+    try:
+        header = next(csv.reader([first], delimiter=separator))
+    except csv.Error as error:
+        raise ArgumentError(f"{path.name}, line 1: {error}. Are its lines ended in the usual way?") from None
     if columns and all(name.isdecimal() and name not in header for name in columns.values()):
         roles = _positions(columns, len(header), path.name)
         return read_delimited(path, path.name, separator, [str(i + 1) for i in range(len(header))], roles)
@@ -92,7 +95,7 @@ def _first_line(path: Path) -> tuple[str, str]:
     except UnicodeDecodeError:
         Text(path, path.name, TEXT[suffix(path)], [], {}, 0, False).explain()
         raise
-    except (OSError, EOFError) as error:
+    except UNREADABLE as error:
         raise ArgumentError(f"{path.name} cannot be read: {error}. Is it complete?") from None
     usual = TEXT[suffix(path)]
     for separator in (usual, *SEPARATORS):
