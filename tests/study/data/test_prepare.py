@@ -223,3 +223,10 @@ def data_folder() -> Path:
     if not folder:
         pytest.skip("MANYMAX_DATA does not name the folder of the data")
     return Path(folder)
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "a\\b", ""])
+def test_a_name_is_no_path(tmp_path: Path, name: str) -> None:
+    (tmp_path / "own.csv").write_text("user,item\na,b\n", encoding="utf-8")
+    with pytest.raises(ArgumentError, match="`name` becomes part of file names"):
+        prepare(tmp_path / "own.csv", name=name)

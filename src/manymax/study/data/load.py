@@ -66,6 +66,8 @@ def load(
     folder: str | Path | None = None,
 ) -> Loaded:
     """Read all interactions of a data set. Args: as of `prepare`."""
+    if name is not None and (not name or set(name) & {"/", "\\"} or name in (".", "..")):
+        raise ArgumentError(f"`name` becomes part of file names, so it must hold no / or \\; got {name!r}.")
     if isinstance(data, str) and PLANTED.fullmatch(data):
         _only_for_tables(columns, data)
         return _planted(data, size, seed)
