@@ -349,6 +349,10 @@ def ranking(group: dist.ProcessGroup) -> None:
                 assert len(row[row >= 0].unique()) == (row >= 0).sum()
             if exclude is not None:
                 assert not (ids.unsqueeze(-1) == exclude.clamp(min=-1).unsqueeze(-2)).any()
+        taylor = make_head("TaylorSoftmax", problem)  # ranked by p, not by scores
+        expected = taylor.topk(3 * problem.input, k)
+        found = ShardedHead(taylor, sizes=sizes, group=group).topk(3 * problem.input, k)
+        assert torch.equal(found[0], expected[0])
 
 
 def stateful(group: dist.ProcessGroup, sizes: list[int] | None = None) -> ShardedHead:

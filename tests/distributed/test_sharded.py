@@ -228,8 +228,8 @@ def test_a_fault_on_one_rank_is_an_error_on_all(pool: Pool) -> None:
         ({"in_features": 4}, "`in_features` and `bias` are for a head without class vectors"),
         ({"head": manymax.LinearRGLoss(None, 3), "bias": True}, "`bias` needs class vectors made here"),
         (
-            {"head": manymax.LinearSampledSoftmaxLoss(None, 3, correction="partion")},
-            "Did you mean 'partition'",
+            {"head": manymax.LinearSampledSoftmaxLoss(None, 3, None, 1, correction="partition", debias="jackknife")},
+            "at least 2",
         ),
     ],
 )
