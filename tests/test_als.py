@@ -517,3 +517,18 @@ def test_blocks_of_more_work_than_int32_counts() -> None:
     rows = als._Rows(pairs, 3, torch.float32)
     rows.offsets = torch.tensor([0, 8_000_000, 16_000_000, 24_000_000], dtype=torch.int32)
     assert [(b.start, b.stop) for b in rows.blocks(1 << 31, per_entry=192, per_row=1)] == [(0, 2), (2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"ridge": "a"}, "`ridge` must be a number; got str"), ({"prior": [0.5, 0.5]}, "`prior` must be a tensor")],
+)
+def test_settings_of_another_kind(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ManymaxError, match=words):
+        RGFactorization(3, 2, 2, **options)
+
+
+def test_values_of_another_kind() -> None:
+    pairs = torch.tensor([0, 1])
+    with pytest.raises(ManymaxError, match="`values` must be a tensor; got list"):
+        RGFactorization(3, 2, 2).fit(pairs, pairs, values=[1.0, 2.0])

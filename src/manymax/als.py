@@ -32,7 +32,7 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsFloat
 
 import torch
 import torch.nn.functional as F
@@ -699,6 +699,8 @@ def _check_size(argument: str, value: int) -> int:
 
 
 def _check_number(argument: str, value: float, *, above: float = -math.inf, least: float = -math.inf) -> float:
+    if not isinstance(value, SupportsFloat) or isinstance(value, bool):
+        raise ArgumentTypeError(f"`{argument}` must be a number; got {type(value).__name__}.")
     if not (math.isfinite(value) and value > above and value >= least):
         wanted = f"above {above}" if above > -math.inf else f"at least {least}" if least > -math.inf else ""
         raise ArgumentError(f"`{argument}` must be a finite number {wanted}; got {value}.")
@@ -711,7 +713,13 @@ def _check_dtype(dtype: torch.dtype) -> torch.dtype:
     return dtype
 
 
+def _check_tensor(argument: str, value: Tensor) -> None:
+    if not isinstance(value, Tensor):
+        raise ArgumentTypeError(f"`{argument}` must be a tensor; got {type(value).__name__}.")
+
+
 def _check_prior(prior: Tensor, size: int) -> Tensor:
+    _check_tensor("prior", prior)
     if prior.shape != (size,):
         raise ArgumentError(f"`prior` must have one weight per item, shape ({size},); got {tuple(prior.shape)}.")
     if not bool((prior.isfinite() & (prior > 0)).all()):
@@ -720,6 +728,7 @@ def _check_prior(prior: Tensor, size: int) -> Tensor:
 
 
 def _check_values(values: Tensor, shape: torch.Size) -> Tensor:
+    _check_tensor("values", values)
     if values.shape != shape:
         raise ArgumentError(f"`values` must have the shape of `users`, {tuple(shape)}; got {tuple(values.shape)}.")
     if not bool((values.isfinite() & (values >= 0)).all()):

@@ -102,3 +102,9 @@ def test_log_uniform_values() -> None:
     probs = LogUniformSampler(4).log_probs(dtype=torch.float64).exp()
     expected = [math.log((c + 2) / (c + 1)) / math.log(5) for c in range(4)]
     assert probs.tolist() == pytest.approx(expected, rel=1e-13)
+
+
+@pytest.mark.parametrize("option", ["power", "smoothing"])
+def test_options_are_finite(option: str) -> None:
+    with pytest.raises(ArgumentError, match=f"`{option}` must be a number"):
+        PopularitySampler([1, 2], **{option: float("inf")})

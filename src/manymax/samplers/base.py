@@ -294,7 +294,7 @@ def check_positive_integer(argument: str, value: Any) -> int:
 
 def check_number(argument: str, value: float, low: float, high: float = math.inf) -> float:
     """The value, if it is a number with low <= value <= high."""
-    if not low <= value <= high:  # nan fails too
+    if not (low <= value <= high and math.isfinite(value)):  # nan fails too
         raise ArgumentError(f"`{argument}` must be a number from {low} to {high}; got {value!r}.")
     return value
 
