@@ -27,7 +27,7 @@ def visible(*tensors: Tensor) -> bool:
 
 def learned(tensor: Tensor) -> bool:
     """Whether a gradient in `tensor` may be asked for; under `torch.func` that does not show."""
-    return tensor.requires_grad or is_functorch_wrapped_tensor(tensor)
+    return tensor.requires_grad or (not torch.compiler.is_compiling() and is_functorch_wrapped_tensor(tensor))
 
 
 def check_scores(scores: Tensor, argument: str = "scores") -> None:
