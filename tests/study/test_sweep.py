@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -218,6 +219,16 @@ def runs_of(pid: int) -> list[int]:
     return [worker for server in children(pid) for worker in children(server)]
 
 
+def kill_runs(study: subprocess.Popen[str]) -> int:
+    """kill -9 on the runs of a study; how many there were: one that was seen may have ended since."""
+    killed = 0
+    for worker in runs_of(study.pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker, signal.SIGKILL)
+            killed += 1
+    return killed
+
+
 def outcome_of(folder: Path) -> dict[str, tuple[Record, dict]]:
     """What is to be the same however often it was interrupted: settings, metrics and weights."""
     found = {}
@@ -263,8 +274,7 @@ class TestKilled:
             process = start(file, killed)
             wait_for(lambda pid=process.pid: runs_of(pid))
             time.sleep(chance.uniform(0.2, 1.5))
-            for worker in runs_of(process.pid):
-                os.kill(worker, signal.SIGKILL)
+            kill_runs(process)
             time.sleep(chance.uniform(0.2, 1.5))
             workers = runs_of(process.pid)
             process.kill()
@@ -277,8 +287,7 @@ class TestKilled:
 
     def test_two_studies_in_one_folder_survive_their_workers(self, start: Start, file: Path, tmp_path: Path) -> None:
         both = [start(file, tmp_path / "out") for _ in range(2)]
-        wait_for(lambda: runs_of(both[0].pid))
-        os.kill(runs_of(both[0].pid)[0], signal.SIGKILL)
+        wait_for(lambda: any(map(kill_runs, both)))
         assert [process.communicate(timeout=300)[0] for process in both] == ["done 4\n"] * 2
         assert outcome_of(tmp_path / "out") == uninterrupted(file, tmp_path / "alone")
 
