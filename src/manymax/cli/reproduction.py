@@ -28,7 +28,7 @@ def reproduction(
     """Write docs/reproduction.md and its figures from results/study.
 
     The findings need tests over users, whose rows are not among the records: name the folders of the original runs
-    by --runs when records have been added.
+    by --runs when records have been added. What earlier tests said of other runs is kept.
     """
     if not (root / "docs").is_dir():
         raise ArgumentError(f"`--root` must be the top folder of a checkout, with docs in it; got {str(root)!r}.")

@@ -18,7 +18,7 @@ from manymax.study.files import read_json, write_json
 from manymax.study.records import EPOCHS, RECORD, read_record
 from manymax.study.report import reproduction
 from manymax.study.report.apart import APART
-from manymax.study.report.collect import FINDINGS, collect, decide, portable
+from manymax.study.report.collect import FINDINGS, UNTESTED, collect, decide, portable
 from manymax.study.report.findings import FINDINGS as CLAIMS
 from manymax.study.report.reproduction import CAUSES, PAGE, RESULTS, page, read, write
 from manymax.study.report.runs import trials
@@ -292,14 +292,29 @@ class TestFindings:
                 settings = {"data": f"electronics_{form}.parquet", "backbone": backbone}
                 write_run(tmp_path / "mine", loss=loss, quality=quality, **settings)
         collect([tmp_path / "mine"], tmp_path / RESULTS / "q1")
-        cases = decide(read(tmp_path).done, [tmp_path / "mine"])["findings"]["4"]
+        cases = decide(read(tmp_path).done, [tmp_path / "mine"], {})["findings"]["4"]
         assert [(case["name"], case["supports"]) for case in cases] == [("electronics, sasrec, sparsemax", True)]
 
     def test_a_later_run_of_the_same_settings_is_another(self, root: Path) -> None:
         for path in (root / "mine").rglob(RECORD):
             content = json.loads(path.read_text())
             write_json(path, content | {"test": dict.fromkeys(content["test"], 0.9)})
-        assert decide(read(root).done, [root / "mine"])["runs"] == []
+        (case,) = decide(read(root).done, [root / "mine"], {})["findings"]["2"]
+        assert (case["supports"], case["why"].partition(";")[2]) == (None, f" {UNTESTED}")
+
+    def test_more_runs_when_the_users_of_the_first_are_gone(self, root: Path) -> None:
+        """A worse run leaves a case as it was; a better one takes part in it, and cannot be tested against the old."""
+        write(root, [root / "mine"])
+        os.rename(root / "mine", root / "gone")
+        for lr, quality, supports in ((5e-4, 0.2, True), (2e-3, 0.4, None)):
+            write_run(root / "more", loss="softmax", lr=lr, quality=quality, **ML1M)
+            collect([root / "more"], root / RESULTS / "q1")
+            write(root, [root / "more"])
+            collected = read(root)
+            (case,) = collected.cases[2]
+            assert case.supports is supports
+            assert case.why.endswith(UNTESTED) == (supports is None)
+            assert collected.decided == {run.record.hash for run in collected.done}
 
     def test_that_rest_on_records_that_are_gone(self, root: Path) -> None:
         write(root, [root / "mine"])

@@ -2,14 +2,15 @@
 
 A collected run is a folder named by its hash, with `record.json`, `epochs.parquet` and, of a probed model,
 `probe.json`. The findings are decided by tests that are paired over users, whose rows stay behind; `findings.json`
-holds what those tests said, with the hashes of the runs that were looked at.
+holds what those tests said, with the hashes of the runs that were looked at, so that more runs can be added when the
+rows of the first are gone.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -21,6 +22,7 @@ from manymax.study.report.findings import Case, judge
 from manymax.study.report.runs import Run, Trial, data_name, trials
 
 FINDINGS = "findings.json"
+UNTESTED = "not tested yet"
 ENDED = ("done", "diverged")  # the others go on when they are started again
 DIGITS = 4  # significant ones of what was probed: it is drawn, not computed with
 
@@ -112,19 +114,38 @@ def paper_name(trial: Trial) -> str:
     return PAPER_NAMES.get(name, name)
 
 
-def decide(runs: Iterable[Run], originals: Sequence[Path]) -> dict[str, Any]:
-    """Judge the findings from the runs whose rows of users are below `originals`; the content of `findings.json`.
+def decide(runs: Iterable[Run], originals: Sequence[Path], earlier: Mapping[int, Sequence[Case]]) -> dict[str, Any]:
+    """Judge the findings by the runs; the content of `findings.json`.
 
-    A set has one name in whichever of its forms it was used: findings compare backbones with one another.
+    A case that compares users is tested where the rows of all its runs are below `originals`. Where they are not, what
+    the same test said `earlier` still holds; a case without either is open. A set has one name in whichever of its
+    forms it was used: findings compare backbones with one another.
     """
     rows = {_outcome(read_json(path)): path.parent for folder in originals for path in _below(folder, RECORD)}
-    found = [(run, rows.get(_outcome(run.record.model_dump()))) for run in runs]
-    there = [Run(place, run.record) for run, place in found if place is not None and (place / USERS).is_file()]
-    made = [replace(trial, data=paper_name(trial)) for trial in trials(there)]
+    known, there = [], set()
+    for run in runs:
+        place = rows.get(_outcome(run.record.model_dump()))
+        if place is not None and (place / USERS).is_file():
+            there.add(run.record.hash)
+            run = Run(place, run.record)
+        known.append(run)
+    made = [replace(trial, data=paper_name(trial)) for trial in trials(known)]
+    found = {each.finding.number: each.cases for each in judge(made)}
     return {
-        "runs": sorted(run.record.hash for run in there),
-        "findings": {str(each.finding.number): [asdict(case) for case in each.cases] for each in judge(made)},
+        "runs": sorted(run.record.hash for run in known),
+        "findings": {
+            str(number): [asdict(_settled(case, there, earlier.get(number, ()))) for case in cases]
+            for number, cases in found.items()
+        },
     }
+
+
+def _settled(case: Case, there: Collection[str], earlier: Iterable[Case]) -> Case:
+    """The case where it could be tested, else what was found of the same runs before, else the case left open."""
+    if all(run in there for run in case.runs):
+        return case
+    untested = replace(case, supports=None, why=f"{case.why}; {UNTESTED}")
+    return next((old for old in earlier if (old.name, old.runs) == (case.name, case.runs)), untested)
 
 
 def _outcome(content: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -138,7 +159,10 @@ def read_decided(path: Path) -> tuple[set[str], dict[int, tuple[Case, ...]]]:
         return set(), {}
     content = read_json(path)
     try:
-        cases = {int(number): tuple(Case(**case) for case in found) for number, found in content["findings"].items()}
+        cases = {
+            int(number): tuple(Case(**(case | {"runs": tuple(case["runs"])})) for case in found)
+            for number, found in content["findings"].items()
+        }
         return set(content["runs"]), cases
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ManymaxError(f"{path} does not hold findings: {error!r}. Write it again.") from None

@@ -58,12 +58,16 @@ class Point:
 
 @dataclass(frozen=True)
 class Case:
-    """What one case says of a part of the finding: it supports (True), opposes (False), or leaves it open (None)."""
+    """What one case says of a part of the finding: it supports (True), opposes (False), or leaves it open (None).
+
+    `runs` are the hashes of the runs whose users it compares; none where it needs no test.
+    """
 
     name: str
     supports: bool | None
     why: str
     part: str = ""
+    runs: tuple[str, ...] = ()
 
 
 class Evidence:
@@ -157,7 +161,8 @@ def larger_rates(evidence: Evidence) -> Iterator[Case]:
             own, its = (max(points, key=lambda lr: points[lr].selected) for points in (softmax, other))
             matters = beats(softmax[own], softmax[its]) or beats(other[its], other[own])
             why = f"of {len(rates)} rates {own:g} is best for softmax, {its:g} for {loss}"
-            yield Case(_name(place, loss), own > its if own != its and matters else None, why, loss)
+            runs = _runs(softmax[own], softmax[its], other[own], other[its])
+            yield Case(_name(place, loss), own > its if own != its and matters else None, why, loss, runs)
 
 
 def rankmax_on_top(evidence: Evidence) -> Iterator[Case]:
@@ -172,7 +177,7 @@ def rankmax_on_top(evidence: Evidence) -> Iterator[Case]:
         if above:
             names = (f"{p.loss if p.trial is None else p.trial.label} {p.score:.4f}" for p in above)
             why = f"rankmax {rankmax.score:.4f}; above it: {', '.join(names)}"
-        yield Case(_name(place), False if above else beats(rankmax, softmax), why)
+        yield Case(_name(place), False if above else beats(rankmax, softmax), why, runs=_runs(rankmax, *others))
 
 
 def sampled_softmax_above_nce(evidence: Evidence) -> Iterator[Case]:
@@ -184,7 +189,8 @@ def sampled_softmax_above_nce(evidence: Evidence) -> Iterator[Case]:
             for k in line if loss == "sampled_softmax" else ():
                 if k in nce:
                     point, other = _alike(line[k], nce[k])
-                    yield Case(_name(place, f"k={k}, {sampler}"), beats(point, other), _versus(point, other))
+                    name, runs = _name(place, f"k={k}, {sampler}"), _runs(point, other)
+                    yield Case(name, beats(point, other), _versus(point, other), runs=runs)
 
 
 def sparse_falls_behind(evidence: Evidence) -> Iterator[Case]:
@@ -204,7 +210,7 @@ def sparse_falls_behind(evidence: Evidence) -> Iterator[Case]:
             below = beats(d, c)
             supports = below and on_complex < on_simple if below is not None else None
             why = f"{on_simple:.0%} of softmax on mf, {on_complex:.0%} here"
-            yield Case(_name((data, backbone), loss), supports, why, loss)
+            yield Case(_name((data, backbone), loss), supports, why, loss, _runs(c, d))
 
 
 def non_sampling_approximations(evidence: Evidence) -> Iterator[Case]:
@@ -213,11 +219,13 @@ def non_sampling_approximations(evidence: Evidence) -> Iterator[Case]:
         softmax = evidence.best(place, "softmax")
         tree, rg = evidence.best(place, "hierarchical_softmax"), evidence.best(place, "rg")
         if softmax is not None and tree is not None:
-            yield Case(_name(place, "HSM below softmax"), beats(softmax, tree), _versus(tree, softmax), "HSM")
+            name, runs = _name(place, "HSM below softmax"), _runs(softmax, tree)
+            yield Case(name, beats(softmax, tree), _versus(tree, softmax), "HSM", runs)
         if softmax is not None and rg is not None:
             below = beats(softmax, rg)
             supports = None if below is None and _untested(softmax, rg) else below is not True
-            yield Case(_name(place, "RG not below softmax"), supports, _versus(rg, softmax), "RG")
+            name, runs = _name(place, "RG not below softmax"), _runs(softmax, rg)
+            yield Case(name, supports, _versus(rg, softmax), "RG", runs)
 
 
 def _untested(first: Point, second: Point) -> bool:
@@ -239,7 +247,7 @@ def more_negatives(evidence: Evidence) -> Iterator[Case]:
         else:
             falls = any(beats(before, after, tests=len(line) - 1) for before, after in pairwise(line))
             rises = beats(last, first)
-            yield Case(_name(place, loss), False if falls or rises is False else rises, values, loss)
+            yield Case(_name(place, loss), False if falls or rises is False else rises, values, loss, _runs(*line))
 
 
 def _lines(evidence: Evidence, sampler: str) -> dict[tuple[tuple[str, str], str], dict[int, list[Point]]]:
@@ -269,7 +277,7 @@ def better_proposals(evidence: Evidence) -> Iterator[Case]:
             if k in others:
                 point, other = _alike(line[k], others[k])
                 why = f"{point.score:.4f} with dns, {other.score:.4f} with uniform"
-                yield Case(_name(place, f"{loss}, k={k}"), beats(point, other), why, loss)
+                yield Case(_name(place, f"{loss}, k={k}"), beats(point, other), why, loss, _runs(point, other))
 
 
 def few_epochs(evidence: Evidence) -> Iterator[Case]:
@@ -329,6 +337,11 @@ def _seconds_per_epoch(point: Point | None) -> float | None:
 
 def _name(place: tuple[str, str], more: str = "") -> str:
     return ", ".join(filter(None, (*place, more)))
+
+
+def _runs(*points: Point) -> tuple[str, ...]:
+    """The hashes of all runs of our trials among the points."""
+    return tuple(sorted({run.record.hash for p in points if p.trial is not None for run in p.trial.runs}))
 
 
 def _versus(first: Point, second: Point) -> str:

@@ -72,13 +72,14 @@ def write(root: Path, originals: Sequence[Path] = ()) -> list[Path]:
 
     Args:
         root: the top folder of a checkout.
-        originals: folders with the original runs, to judge the findings anew by the rows of their users.
+        originals: folders with original runs, to judge the findings anew by the rows of their users.
 
     Returns:
         The files that were written.
     """
     if originals:
-        write_json(root / RESULTS / FINDINGS, decide(read(root).done, originals))
+        known = read(root)
+        write_json(root / RESULTS / FINDINGS, decide(known.done, originals, known.cases))
     collected = read(root)
     folder = root / FIGURES
     try:
