@@ -20,7 +20,7 @@ from manymax.study.report import reproduction
 from manymax.study.report.apart import APART
 from manymax.study.report.collect import FINDINGS, UNTESTED, collect, decide, portable
 from manymax.study.report.findings import FINDINGS as CLAIMS
-from manymax.study.report.reproduction import CAUSES, PAGE, RESULTS, page, read, write
+from manymax.study.report.reproduction import CAUSES, PAGE, RESULTS, drawings, page, read, write
 from manymax.study.report.runs import trials
 from tests.study.report.generated import write_run
 
@@ -227,6 +227,17 @@ class TestPage:
         cells = row(section(text, "## Ways of computing"), "ml-1m", "mf", "sparsemax", "table")
         assert cells[4:6] == ["80.0", "10.00"]
         assert "computation=" not in section(text, "## Question 1: accuracy")
+
+    def test_ways_of_computing_are_drawn_where_early_stopping_ended_them(self, root: Path) -> None:
+        for way, epochs in (("table", 4), ("blocks", 4), ("compiled", 1000)):
+            folder = write_run(root / "ways", loss="sparsemax", computation=way, epochs=epochs, **ML1M)
+            collect([folder], root / RESULTS / "computation")
+        (panel,) = next(figure for figure in drawings(read(root)) if figure.name == "computation").panels
+        assert [line.name for line in panel.lines] == [
+            "sparsemax (computation=blocks)",
+            "sparsemax (computation=table)",
+        ]
+        assert "reproduction_computation.svg" in section(page(read(root)), "## Ways of computing")
 
     def test_ways_to_make_batches_stand_apart(self, root: Path) -> None:
         for batches, quality in (("pairs", 0.5), ("users", 0.4)):

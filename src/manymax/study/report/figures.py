@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from manymax.study.report.drawing import Figure, Line, Panel
@@ -31,6 +32,15 @@ def curves(trials: Sequence[Trial], column: str, unit: str) -> Figure:
     note = "Each at the learning rate that is best on the validation part; means over seeds."
     missing = f" No curve was recorded for {', '.join(sorted(without))}." if without else ""
     return Figure(f"curves_{column}", f"Validation against {unit}", f"{note}{missing}", tuple(panels))
+
+
+def computed(trials: Sequence[Trial]) -> Figure:
+    """The validation metric against training seconds by each way of computing, where early stopping ended training."""
+    ended = [trial for trial in trials if all(run.record.epochs < run.settings["epochs"] for run in trial.runs)]
+    drawn = curves(ended, "seconds_train", "training seconds")
+    note = "Losses by colour, ways of computing by dashes. The ways take the same steps: what differs is the time."
+    panels = tuple(replace(panel, log_x=True) for panel in drawn.panels)
+    return Figure("computation", "Validation against training seconds, by the way of computing", note, panels)
 
 
 def _by_place(trials: Iterable[Trial]) -> dict[tuple[str, str], list[Trial]]:

@@ -382,7 +382,8 @@ def _probes(made: Sequence[Trial]) -> list[Figure]:
 def drawings(collected: Collected) -> list[Figure]:
     """Every figure of the page."""
     made = trials(collected.done)
-    return [*_curves(made), *_probes(made)]
+    apart = (figure for name in APART if (figure := _apart_figure(name, _apart_trials(collected, name))))
+    return [*_curves(made), *_probes(made), *apart]
 
 
 def _image(figure: Figure) -> str:
@@ -405,13 +406,26 @@ def _models(made: Sequence[Trial]) -> Iterator[str]:
 def _apart(collected: Collected) -> Iterator[str]:
     for name, comparison in APART.items():
         yield f"## {comparison.title}\n"
-        runs = [run for run in collected.studies.get(name, ()) if run.record.status == "done"]
-        table = comparison.table(trials(runs), METRICS)
+        made = _apart_trials(collected, name)
+        table = comparison.table(made, METRICS)
         yield (
             markdown(table).partition("\n\n")[2]
             if table
             else f"{NOT_ENOUGH}: needed are runs that differ in {comparison.options_text}, in `{RESULTS / name}`.\n"
         )
+        if figure := _apart_figure(name, made):
+            yield _image(figure)
+
+
+def _apart_trials(collected: Collected, name: str) -> list[Trial]:
+    return trials([run for run in collected.studies.get(name, ()) if run.record.status == "done"])
+
+
+def _apart_figure(name: str, made: Sequence[Trial]) -> Figure | None:
+    """None where the comparison has none, or nothing can be drawn."""
+    draw_it = APART[name].draw
+    figure = draw_it(made) if draw_it else None
+    return figure if figure and figure.panels else None
 
 
 def _data(made: Sequence[Trial]) -> Iterator[str]:
