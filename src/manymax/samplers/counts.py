@@ -26,7 +26,7 @@ def log_probs_from_counts(counts: Tensor | Sequence[float], power: float = 1.0, 
         (C,) float64; -inf where the count is zero, unless smoothed or at power 0.
 
     Example:
-        >>> log_probs_from_counts([3, 0, 1]).exp().tolist()
+        >>> log_probs_from_counts([3, 0, 1]).exp().float().tolist()
         [0.75, 0.0, 0.25]
     """
     counts = torch.as_tensor(counts, dtype=torch.float64)

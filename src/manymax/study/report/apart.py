@@ -119,5 +119,18 @@ APART = {
         "2 (log C - log k): log(k q) with the paper's sign.",
         outcome,
     ),
+    "pointwise": Comparison(
+        "NCE and binary cross entropy",
+        ("num_negatives", "sampler"),
+        "Bce: the mean over negatives where NCE has their sum, and no log(k q), as recommenders often compute it: the "
+        "balance of positives and negatives, and so the result, hardly depends on the number of negatives.",
+        outcome,
+    ),
+    "init": Comparison(
+        "Ways to begin",
+        ("init", "lr"),
+        "Normal: standard deviation 0.02. Xavier: sqrt(2 / (rows + dim)), which is smaller where there are more rows.",
+        outcome,
+    ),
 }
 """By the name of the study's folder."""
