@@ -38,7 +38,7 @@ def computed(trials: Sequence[Trial]) -> Figure:
     """The validation metric against training seconds by each way of computing, where early stopping ended training."""
     ended = [trial for trial in trials if all(run.record.epochs < run.settings["epochs"] for run in trial.runs)]
     drawn = curves(ended, "seconds_train", "training seconds")
-    note = "Losses by colour, ways of computing by dashes. The ways take the same steps: what differs is the time."
+    note = "Each loss has a colour, each way of computing its dashes. The ways take the same steps; the time differs."
     panels = tuple(replace(panel, log_x=True) for panel in drawn.panels)
     return Figure("computation", "Validation against training seconds, by the way of computing", note, panels)
 
