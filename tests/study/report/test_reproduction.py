@@ -327,6 +327,14 @@ class TestFindings:
             assert case.why.endswith(UNTESTED) == (supports is None)
             assert collected.decided == {run.record.hash for run in collected.done}
 
+    def test_what_was_said_of_a_run_does_not_hold_for_a_later_one(self, root: Path) -> None:
+        write(root, [root / "mine"])
+        for path in (run.folder / RECORD for run in read(root).done if run.settings["loss"] == "rankmax"):
+            content = json.loads(path.read_text())
+            write_json(path, content | {"test": content["test"] | {"ndcg@20": 0.31}})
+        (case,) = decide(read(root).done, [], read(root).cases)["findings"]["2"]
+        assert case["supports"] is None
+
     def test_that_rest_on_records_that_are_gone(self, root: Path) -> None:
         write(root, [root / "mine"])
         (path,) = [run.folder for run in read(root).done if run.settings["loss"] == "rankmax"]

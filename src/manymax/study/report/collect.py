@@ -19,7 +19,7 @@ from manymax.errors import ArgumentError, ManymaxError
 from manymax.study.files import read_json, whole, write_json
 from manymax.study.records import EPOCHS, PROBE, RECORD, USERS, Record
 from manymax.study.report.findings import Case, judge
-from manymax.study.report.runs import Run, Trial, data_name, trials
+from manymax.study.report.runs import Run, Trial, data_name, identity, trials
 
 FINDINGS = "findings.json"
 UNTESTED = "not tested yet"
@@ -121,20 +121,17 @@ def decide(runs: Iterable[Run], originals: Sequence[Path], earlier: Mapping[int,
     the same test said `earlier` still holds; a case without either is open. A set has one name in whichever of its
     forms it was used: findings compare backbones with one another.
     """
-    rows = {_outcome(read_json(path)): path.parent for folder in originals for path in _below(folder, RECORD)}
-    known, there = [], set()
-    for run in runs:
-        place = rows.get(_outcome(run.record.model_dump()))
-        if place is not None and (place / USERS).is_file():
-            there.add(run.record.hash)
-            run = Run(place, run.record)
-        known.append(run)
+    rows = {}
+    for path in (path for folder in originals for path in _below(folder, RECORD) if path.with_name(USERS).is_file()):
+        content = read_json(path)
+        rows[identity(content["hash"], content["test"])] = path.parent
+    known = [Run(rows.get(run.identity, run.folder), run.record) for run in runs]
     made = [replace(trial, data=paper_name(trial)) for trial in trials(known)]
     found = {each.finding.number: each.cases for each in judge(made)}
     return {
         "runs": sorted(run.record.hash for run in known),
         "findings": {
-            str(number): [asdict(_settled(case, there, earlier.get(number, ()))) for case in cases]
+            str(number): [asdict(_settled(case, rows, earlier.get(number, ()))) for case in cases]
             for number, cases in found.items()
         },
     }
@@ -146,11 +143,6 @@ def _settled(case: Case, there: Collection[str], earlier: Iterable[Case]) -> Cas
         return case
     untested = replace(case, supports=None, why=f"{case.why}; {UNTESTED}")
     return next((old for old in earlier if (old.name, old.runs) == (case.name, case.runs)), untested)
-
-
-def _outcome(content: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Tells a run from others, and from an earlier one of the same settings."""
-    return content.get("hash"), *sorted((name, value) for name, value in content.get("test", {}).items())
 
 
 def read_decided(path: Path) -> tuple[set[str], dict[int, tuple[Case, ...]]]:

@@ -60,7 +60,7 @@ class Point:
 class Case:
     """What one case says of a part of the finding: it supports (True), opposes (False), or leaves it open (None).
 
-    `runs` are the hashes of the runs whose users it compares; none where it needs no test.
+    `runs` are the runs whose users it compares; none where it needs no test.
     """
 
     name: str
@@ -340,8 +340,8 @@ def _name(place: tuple[str, str], more: str = "") -> str:
 
 
 def _runs(*points: Point) -> tuple[str, ...]:
-    """The hashes of all runs of our trials among the points."""
-    return tuple(sorted({run.record.hash for p in points if p.trial is not None for run in p.trial.runs}))
+    """All runs of our trials among the points, by what tells them apart."""
+    return tuple(sorted({run.identity for p in points if p.trial is not None for run in p.trial.runs}))
 
 
 def _versus(first: Point, second: Point) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +43,11 @@ class Run:
         """The settings of the run by name; an option that an older record does not know has the value it had then."""
         return {**LATER, **self.record.settings}
 
+    @property
+    def identity(self) -> str:
+        """Tells it from other runs, and from an earlier one of the same settings."""
+        return identity(self.record.hash, self.record.test)
+
     @cached_property
     def epochs(self) -> dict[str, Array]:
         """{column: values}, one value an evaluated epoch; empty where no curve was written."""
@@ -60,6 +67,15 @@ class Run:
     def users(self, metric: str) -> tuple[Array, Array] | None:
         """The ids and test metrics of the users with test items; None where nothing was written of them."""
         return _users(self.folder / USERS, metric)
+
+
+def identity(settings: str, test: Mapping[str, float | None]) -> str:
+    """A run by the hash of its settings and a checksum of its outcome.
+
+    >>> identity("2174958248289c92", {"ndcg@20": 0.25})
+    '2174958248289c92-33b49402'
+    """
+    return f"{settings}-{zlib.crc32(json.dumps(test, sort_keys=True).encode()):08x}"
 
 
 def _columns(path: Path, names: Sequence[str] | None = None) -> dict[str, Array]:
