@@ -245,7 +245,7 @@ class TestPage:
             collect([folder], root / RESULTS / "batches")
         text = page(read(root))
         cells = row(section(text, "## Ways to make batches"), "ml-1m", "mf", "softmax", "users")
-        assert float(cells[4]) == pytest.approx(0.4, abs=0.02)
+        assert float(cells[5]) == pytest.approx(0.4, abs=0.02)
         assert "batches=" not in section(text, "## Question 1: accuracy")
 
     def test_ways_to_read_histories_stand_apart(self, root: Path) -> None:

@@ -92,7 +92,7 @@ APART = {
     ),
     "batches": Comparison(
         "Ways to make batches",
-        ("batches",),
+        ("batches", "lr"),
         "Pairs: each batch is of (user, item) pairs drawn from all, as in the paper. Chunks: a few pairs of a user "
         "stay together, so that a score row serves them all. Users: all pairs of a user are in one batch.",
         outcome,
