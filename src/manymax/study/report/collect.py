@@ -124,7 +124,7 @@ def decide(runs: Iterable[Run], originals: Sequence[Path], earlier: Mapping[int,
     rows = {}
     for path in (path for folder in originals for path in _below(folder, RECORD) if path.with_name(USERS).is_file()):
         content = read_json(path)
-        rows[identity(content["hash"], content["test"])] = path.parent
+        rows[identity(content.get("hash", ""), content.get("test", {}))] = path.parent
     known = [Run(rows.get(run.identity, run.folder), run.record) for run in runs]
     made = [replace(trial, data=paper_name(trial)) for trial in trials(known)]
     found = {each.finding.number: each.cases for each in judge(made)}
