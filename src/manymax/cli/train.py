@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 import shlex
 import sys
 import time
@@ -62,8 +63,12 @@ def train(
     with joined(rank_timeout) as team:
         if team.rank > 0:
             assist(team)
-            return
-        record = run(chosen, folder, progress=watch(), checkpoint_seconds=checkpoint_seconds, team=team)
+        else:
+            record = run(chosen, folder, progress=watch(), checkpoint_seconds=checkpoint_seconds, team=team)
+    if team.rank > 0:
+        # Gloo's threads may still hold the last message: to free it aborts an interpreter that is shutting down
+        # (pytorch/pytorch#179291). There is nothing left to do or to write here, so it does not shut down.
+        os._exit(0)
     if json:
         put_json(record.model_dump(mode="json"))
     else:
