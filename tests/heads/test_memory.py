@@ -27,6 +27,8 @@ class Largest(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         for result in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(result, Tensor) and result.layout == torch.sparse_csr:
+                result = result.values()  # as many as its places
             if isinstance(result, Tensor) and not result.is_sparse:
                 size = result.untyped_storage().nbytes() // result.element_size()
                 if size > self.size and result.untyped_storage().data_ptr() not in self.given:
@@ -97,7 +99,7 @@ def test_the_default_block_follows_from_the_number_of_classes() -> None:
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("loss", ["sampled_softmax", "nce"])
 def test_a_sampled_step_touches_no_table_of_all_classes(loss: str, shared: bool) -> None:
-    """With row-sparse gradients nothing grows with C, and the gathered vectors of all draws are never there at once."""
+    """With row-sparse gradients nothing grows with C, and vectors of the draws are not even copied for the scores."""
     num_classes, dim, rows, k = 100_000, 32, 256, 200
     weight = torch.randn(num_classes, dim, requires_grad=True)
     input = torch.randn(rows, dim, requires_grad=True)
@@ -106,7 +108,7 @@ def test_a_sampled_step_touches_no_table_of_all_classes(loss: str, shared: bool)
         value = getattr(manymax, f"linear_{loss}_loss")(
             input, weight, torch.arange(rows), sampler, k, shared=shared, sparse=True
         )
-    assert forward.size <= (2 * rows * k if shared else 1 << 19), forward.where
+    assert forward.size <= 2 * rows * k, forward.where
     with Largest(input, weight) as backward:
         torch.autograd.grad(value, [input, weight])
     touched = k if shared else rows * (k + 1)  # the rows of the gradient, if all are different

@@ -1,4 +1,4 @@
-"""Scores of picked classes and their gradients: the same from a table of all scores and from gathered vectors."""
+"""Scores of picked classes and their gradients: the same from a table, one by one and from gathered vectors."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from manymax.errors import ArgumentError
 from manymax.heads.sampled import PickedScores
 from manymax.ops import picked
 from manymax.ops.picked import GATHERED, TABLE, picked_scores, table_is_cheaper
 
 
-@pytest.fixture(params=["table", "gathered", "gathered in blocks"])
+@pytest.fixture(params=["table", "one by one", "gathered", "gathered in blocks"])
 def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param != "table":
         monkeypatch.setattr(picked, "TABLE", 0)
+    if request.param.startswith("gathered"):  # as on a device that is no processor
+        monkeypatch.setattr(picked, "_one_by_one", picked._gathered)
     if request.param == "gathered in blocks":
         monkeypatch.setattr(picked, "GATHERED", 3 * 4 * 5)  # two rows of ids at a time
     return request.param
@@ -49,6 +52,26 @@ def test_the_gradients_are_those_of_the_whole_table(route: str, sparse: bool) ->
     assert found[1].is_sparse == sparse
     torch.testing.assert_close(found[0], expected[0])
     torch.testing.assert_close(found[1].to_dense(), expected[1])
+
+
+def test_ids_of_no_class_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(picked, "TABLE", 0)
+    input, weight, rows, ids = problem()
+    for wrong in (9, -1):
+        ids[2, 3] = wrong
+        with pytest.raises(ArgumentError, match=f"got {wrong}"):
+            picked_scores(input, weight, ids, rows)
+
+
+@pytest.mark.filterwarnings("error")
+def test_no_pick_no_score_and_no_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(picked, "TABLE", 0)
+    input, weight, rows, ids = problem()
+    assert picked_scores(input, weight, ids[:0], rows[:0]).shape == (0, 6)
+    assert picked_scores(input, weight, ids[:, :0], rows).shape == (7, 0)
+    assert picked_scores(input.T.contiguous().T, weight.T.contiguous().T, ids, rows).equal(
+        picked_scores(input, weight, ids, rows)
+    ), "any strides"
 
 
 def test_the_route_follows_from_the_sizes() -> None:

@@ -53,8 +53,8 @@ def linear_rg_loss(
         flat = torch.cat([flat, torch.ones_like(flat[:, :1])], 1)
     with full_precision(input):
         rows = row_target(read, weight, live, vectors.shape[0], label_smoothing)
-        centred, count = _centred(vectors, live)
-        value = _rows(flat, centred, count, rows)
+        near, count = _near_zero(vectors, live)
+        value = _rows(flat, near, count, rows)
         check_finite(value)
         if multilabel == "normalized":
             total = rows.total
@@ -66,28 +66,30 @@ def linear_rg_loss(
     return (value.reshape(input.shape[:-1]) if reduction == "none" else value).to(dtype)
 
 
-def _centred(vectors: Tensor, live: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The vectors minus their mean, 0 for masked classes, and the number of the others.
+def _near_zero(vectors: Tensor, live: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The vectors minus their mean as rounding leaves it, 0 for masked classes, and the number of the others.
 
-    The mean is taken in two parts, the second of what rounding left, so that a large one costs no digits.
+    The loss is that of any scores moved by a constant, so what is taken off needs no gradient; and a large mean costs
+    no digits.
     """
-    alive = vectors.new_ones(vectors.shape[0]) if live is None else live.to(vectors.dtype)
+    if live is None:
+        return vectors - vectors.detach().mean(0), vectors.new_tensor(vectors.shape[0])
+    alive = live.to(vectors.dtype)
     count = alive.sum()
-    for _ in range(2):
-        vectors = vectors - (alive @ vectors) / count
-    return vectors if live is None else vectors * alive.unsqueeze(1), count
+    return (vectors - (alive @ vectors.detach()) / count) * alive.unsqueeze(1), count
 
 
-def _rows(flat: Tensor, centred: Tensor, count: Tensor, rows: RowTarget) -> Tensor:
-    """total (log C + var(s) / 2) - sum_i t_i (s_i - mean(s))."""
-    covariance = centred.T @ centred / count
-    partition = count.log() + ((flat @ covariance) * flat).sum(1) / 2
+def _rows(flat: Tensor, vectors: Tensor, count: Tensor, rows: RowTarget) -> Tensor:
+    """total (log C + mean(s) + var(s) / 2) - sum_i t_i s_i, with var(s) = mean(s^2) - mean(s)^2 for a mean near 0."""
+    mean = flat @ (vectors.sum(0) / count)
+    square = ((flat @ (vectors.T @ vectors / count)) * flat).sum(1)
+    partition = count.log() + mean + (square - mean.square()) / 2
     if rows.ids is None:
-        inner = ((rows.weights @ centred) * flat).sum(1)
+        inner = ((rows.weights @ vectors) * flat).sum(1)
     else:
-        inner = (rows.weights * (embedding(rows.ids, centred) @ flat.unsqueeze(2)).squeeze(2)).sum(1)
+        inner = (rows.weights * (embedding(rows.ids, vectors) @ flat.unsqueeze(2)).squeeze(2)).sum(1)
     if rows.share is not None and rows.class_weight is not None:
-        inner = inner + rows.share * (flat @ (rows.class_weight @ centred))
+        inner = inner + rows.share * (flat @ (rows.class_weight @ vectors))
     return rows.total * partition - inner
 
 
