@@ -267,6 +267,8 @@ class LargestTensor(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for value in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(value, Tensor) and value.layout == torch.sparse_csr:
+                value = value.values()  # as many as its places
             if isinstance(value, Tensor) and value.untyped_storage().size():
                 self.elements = max(self.elements, value.numel())
         return result

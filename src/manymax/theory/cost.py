@@ -329,11 +329,10 @@ def _choosing(shape: Shape) -> Work:
 
 
 def _picking_scores(shape: Shape, count: float) -> Work:
-    """`count` scores in all, from a table of all scores where that is cheaper, or from gathered vectors."""
+    """`count` scores in all, from a table of all scores where that is cheaper, or one by one."""
     if table_is_cheaper(shape.batch, shape.num_classes, int(count)):
         return Work(flops=2 * shape.table * shape.dim, fresh=shape.table, near=4 * count)
-    floats = count * shape.dim
-    return _gather(shape.num_classes, shape.dim, count) + Work(flops=2 * floats, passes=floats)
+    return _gather(shape.num_classes, shape.dim, count) + Work(flops=2 * count * shape.dim)
 
 
 def _tree(member: Member, shape: Shape, plain: bool) -> Cost:
