@@ -1,4 +1,4 @@
-"""Scores of picked classes and their gradients: the same from a table, one by one and from gathered vectors."""
+"""Scores of picked classes and their gradients: the same from a table, in place and from gathered vectors."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from torch import Tensor
 from manymax.errors import ArgumentError
 from manymax.heads.sampled import PickedScores
 from manymax.ops import picked
-from manymax.ops.picked import GATHERED, TABLE, picked_scores, table_is_cheaper
+from manymax.ops.picked import GATHERED, TABLE, entry_scores, picked_scores, table_is_cheaper
 
 
-@pytest.fixture(params=["table", "one by one", "gathered", "gathered in blocks"])
+@pytest.fixture(params=["table", "in place", "gathered", "gathered in blocks"])
 def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param != "table":
         monkeypatch.setattr(picked, "TABLE", 0)
     if request.param.startswith("gathered"):  # as on a device that is no processor
-        monkeypatch.setattr(picked, "_one_by_one", picked._gathered)
+        monkeypatch.setattr(picked, "_reads_in_place", lambda *_: False)
     if request.param == "gathered in blocks":
         monkeypatch.setattr(picked, "GATHERED", 3 * 4 * 5)  # two rows of ids at a time
     return request.param
@@ -40,6 +40,15 @@ def test_the_scores_are_those_of_the_whole_table(route: str) -> None:
     torch.testing.assert_close(
         picked_scores(input, weight, ids[:4]), (input @ weight.T).gather(1, ids[:4]), msg="each its own row"
     )
+
+
+def test_scores_of_a_list_of_entries(route: str) -> None:
+    input, weight, *_ = problem()
+    rows, ids = torch.tensor([0, 0, 0, 2, 3, 3]), torch.tensor([8, 0, 8, 4, 5, 1])  # query 1 has none
+    torch.testing.assert_close(entry_scores(input, weight, rows, ids), (input @ weight.T)[rows, ids])
+    assert entry_scores(input, weight, rows[:0], ids[:0]).shape == (0,)
+    rows, ids = torch.arange(4).repeat_interleave(10), torch.arange(40) % 9  # more entries than classes
+    torch.testing.assert_close(entry_scores(input, weight, rows, ids), (input @ weight.T)[rows, ids])
 
 
 @pytest.mark.parametrize("sparse", [False, True])

@@ -26,8 +26,7 @@ from manymax.losses.base import Target
 from manymax.losses.nce import nce_loss
 from manymax.losses.sampled_softmax import sampled_softmax_loss
 from manymax.ops.checks import visible, working
-from manymax.ops.lookup import lookup
-from manymax.ops.picked import GATHERED
+from manymax.ops.picked import entry_scores
 from manymax.ops.reduction import reduce
 from manymax.samplers.base import Draw
 
@@ -35,18 +34,13 @@ SampledHead = LinearSampledSoftmaxLoss | LinearNCELoss
 
 
 class EntryScores(torch.autograd.Function):
-    """<x_{rows_e}, w_{ids_e}> for a list of entries (E,) each, sorted by row, without keeping the gathered vectors."""
+    """`entry_scores`, (E,), with gradients."""
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, linear_weight: Tensor, rows: Tensor, ids: Tensor, sparse: bool) -> Tensor:
         ctx.save_for_backward(input, linear_weight, rows, ids)
         ctx.sparse = sparse
-        out = input.new_empty(len(ids))
-        step = max(1, GATHERED // max(1, input.shape[1]))
-        for start in range(0, len(ids), step):
-            part = slice(start, start + step)
-            torch.sum(lookup(input, rows[part]).mul_(lookup(linear_weight, ids[part])), 1, out=out[part])
-        return out
+        return entry_scores(input, linear_weight, rows, ids)
 
     @staticmethod
     @first_order

@@ -1,4 +1,4 @@
-"""Scores of a few picked classes for each query: from a small table of all scores, or one inner product each."""
+"""Scores of a few picked classes for each query: from a small table of all scores, or each where its vector stands."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from manymax.errors import ArgumentError
+from manymax.ops.lookup import lookup
 
 GATHERED = 1 << 19  # floats of class vectors gathered at a time: they stay in cache until they are multiplied
 TABLE = 1 << 23  # floats that a table of all scores may have: 32 MB
@@ -49,26 +50,60 @@ def picked_scores(input: Tensor, linear_weight: Tensor, ids: Tensor, rows: Tenso
             table = input @ linear_weight.T
             return table.view(-1).index_select(0, in_table(rows, ids, len(linear_weight))).view(ids.shape)
         own = input if rows is None else input.index_select(0, rows)
-        if own.is_cpu and ids.numel() and not torch.compiler.is_compiling():
-            return _one_by_one(own, linear_weight, ids)
+        if _reads_in_place(own, linear_weight, ids):
+            starts = torch.arange(0, ids.numel() + 1, ids.shape[1])
+            return _in_place(own, linear_weight, starts, ids.reshape(-1)).view(ids.shape)
         return _gathered(own, linear_weight, ids)
 
 
-def _one_by_one(input: Tensor, linear_weight: Tensor, ids: Tensor) -> Tensor:
-    """Each vector is read where it stands: the entries of X W^T at the places of a sparse matrix, nothing gathered."""
+def entry_scores(input: Tensor, linear_weight: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
+    """<x_{rows_e}, w_{ids_e}> for a list of entries, sorted by row.
+
+    Args:
+        input: (R, d) queries.
+        linear_weight: (C, d) class vectors.
+        rows, ids: (E,).
+
+    Returns:
+        (E,), without gradients.
+
+    Example:
+        >>> entry_scores(torch.tensor([[2.0], [3.0]]), torch.tensor([[1.0], [5.0]]), torch.tensor([0, 1, 1]),
+        ...     torch.tensor([1, 1, 0]))
+        tensor([10., 15.,  3.])
+    """
+    with torch.no_grad():
+        if _reads_in_place(input, linear_weight, ids):
+            starts = torch.bincount(rows + 1, minlength=len(input) + 1).cumsum(0)
+            return _in_place(input, linear_weight, starts, ids)
+        out = input.new_empty(len(ids))
+        step = max(1, GATHERED // max(1, input.shape[1]))
+        for start in range(0, len(ids), step):
+            part = slice(start, start + step)
+            torch.sum(lookup(input, rows[part]).mul_(lookup(linear_weight, ids[part])), 1, out=out[part])
+        return out
+
+
+def _reads_in_place(input: Tensor, linear_weight: Tensor, ids: Tensor) -> bool:
+    """Where torch can: on a processor, and with no more entries than the matrix has places."""
+    places = len(input) * len(linear_weight)
+    return ids.is_cpu and 0 < ids.numel() <= places and not torch.compiler.is_compiling()
+
+
+def _in_place(input: Tensor, linear_weight: Tensor, starts: Tensor, ids: Tensor) -> Tensor:
+    """Each vector is read where it stands: entries of X W^T at the places of a sparse matrix, and nothing gathered."""
     low, high = torch.aminmax(ids)
     if low < 0 or high >= len(linear_weight):  # nobody else looks
         raise ArgumentError(f"`ids` must be in [0, {len(linear_weight)}); got {int(low if low < 0 else high)}.")
     _silence()
-    num_rows, k = ids.shape
     places = torch.sparse_csr_tensor(
-        torch.arange(0, ids.numel() + 1, k),
-        ids.reshape(-1),
-        input.new_zeros(ids.numel()),
-        (num_rows, len(linear_weight)),
+        starts,
+        ids,
+        input.new_zeros(len(ids)),
+        (len(input), len(linear_weight)),
         check_invariants=False,  # a class may be picked twice, and in any order
     )
-    return torch.sparse.sampled_addmm(places, input, linear_weight.T, beta=0.0).values().view(num_rows, k)
+    return torch.sparse.sampled_addmm(places, input, linear_weight.T, beta=0.0).values()
 
 
 @functools.cache
