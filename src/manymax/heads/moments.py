@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding
@@ -10,7 +12,8 @@ from manymax.heads.linear import Options, check_linear, read_head_target
 from manymax.heads.options import read_options
 from manymax.heads.target import RowTarget, live_classes, row_target
 from manymax.losses.base import Target, check_options
-from manymax.ops.checks import check_finite, full_precision, working
+from manymax.ops.checks import check_finite, full_precision, visible, working
+from manymax.ops.lookup import lookup
 from manymax.ops.reduction import reduce
 
 
@@ -79,13 +82,43 @@ def _near_zero(vectors: Tensor, live: Tensor | None) -> tuple[Tensor, Tensor]:
     return (vectors - (alive @ vectors.detach()) / count) * alive.unsqueeze(1), count
 
 
+class Gram(torch.autograd.Function):
+    """V^T V, whose gradient V (G + G^T) is one product; autograd by itself takes two."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(vectors: Tensor) -> Tensor:
+        return vectors.T @ vectors
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (vectors,) = ctx.saved_tensors
+        return vectors @ (grad + grad.T)
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        (vectors,) = ctx.saved_tensors
+        half = vectors.T @ tangent
+        return half + half.T
+
+
 def _rows(flat: Tensor, vectors: Tensor, count: Tensor, rows: RowTarget) -> Tensor:
     """total (log C + mean(s) + var(s) / 2) - sum_i t_i s_i, with var(s) = mean(s^2) - mean(s)^2 for a mean near 0."""
     mean = flat @ (vectors.sum(0) / count)
-    square = ((flat @ (vectors.T @ vectors / count)) * flat).sum(1)
+    square = ((flat @ (Gram.apply(vectors) / count)) * flat).sum(1)
     partition = count.log() + mean + (square - mean.square()) / 2
     if rows.ids is None:
         inner = ((rows.weights @ vectors) * flat).sum(1)
+    elif rows.ids.shape[1] > 1 and visible(rows.weights):  # rows with fewer positives than others are not padded
+        row, column = rows.weights.nonzero(as_tuple=True)
+        scores = (lookup(vectors, rows.ids[row, column]) * lookup(flat, row)).sum(1)
+        inner = flat.new_zeros(len(flat)).index_add(0, row, rows.weights[row, column] * scores)
     else:
         inner = (rows.weights * (embedding(rows.ids, vectors) @ flat.unsqueeze(2)).squeeze(2)).sum(1)
     if rows.share is not None and rows.class_weight is not None:
