@@ -68,6 +68,14 @@ def test_de_biasing_is_named_before_the_correction_it_asks_for(tmp_path: Path) -
     assert labels(tmp_path) == ["sampled_softmax", "sampled_softmax (debias=jackknife)"]
 
 
+def test_how_a_run_was_watched_shows_where_nothing_else_differs(tmp_path: Path) -> None:
+    write_run(tmp_path, loss="softmax", lr=1e-3, patience=10)
+    write_run(tmp_path, loss="softmax", lr=5e-4, patience=3, eval_every=4)
+    assert labels(tmp_path) == ["softmax", "softmax"], "two rates of one trial"
+    write_run(tmp_path, loss="softmax", lr=1e-3, patience=40)
+    assert set(labels(tmp_path)) == {f"softmax (patience={patience})" for patience in (3, 10, 40)}
+
+
 def test_labels_are_as_short_as_tells_trials_apart(tmp_path: Path) -> None:
     """What follows from another setting, as the pool from the sampler, is not repeated."""
     write_run(tmp_path, loss="nce", num_negatives=5)

@@ -20,7 +20,7 @@ from manymax.study.report.findings import FINDINGS as CLAIMS
 from manymax.study.report.findings import Case, Finding, from_paper, verdict
 from manymax.study.report.formats import MARKDOWN, Cell, Table, markdown
 from manymax.study.report.paper import DEFAULTS, SAMPLED, matching, printed
-from manymax.study.report.runs import Run, Trial, data_name, read_study, trials
+from manymax.study.report.runs import WATCHED, Run, Trial, data_name, read_study, trials
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -198,7 +198,7 @@ def tuned(made: Iterable[Trial]) -> list[Trial]:
     """Of the trials that differ in tuned settings alone, the one that is best on the validation part."""
     best: dict[str, Trial] = {}
     for trial in made:
-        key = repr(sorted((k, v) for k, v in trial.settings.items() if k not in {*TUNED, "seed"}))
+        key = repr(sorted((k, v) for k, v in trial.settings.items() if k not in {*TUNED, *WATCHED, "seed"}))
         if key not in best or _valid(trial) > _valid(best[key]):
             best[key] = trial
     return list(best.values())

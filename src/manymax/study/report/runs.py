@@ -28,6 +28,7 @@ CUTOFF = 20  # the paper's
 CHECKED = "ndcg@20"
 BESIDE = ("bpr", "bce")  # not of the family
 
+WATCHED = ("epochs", "patience", "eval_every")  # how long a run goes and how often one looks, not what is trained
 LATER = {"computation": "blocks"}  # options that came after the first records were kept
 
 
@@ -244,15 +245,16 @@ def _varied(kin: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Of the settings of one loss those that vary for the same data and backbone and have no place of their own.
 
     One that follows from those before it, as the batches do from the solver, tells nothing and is left out. De-biasing
-    goes before the correction that it asks for.
+    goes before the correction that it asks for, and the learning rate before how the runs were watched.
     """
-    own = {"data", "name", "backbone", "loss", "lr", "seed", *DATA_SETTINGS}
+    own = {"data", "name", "backbone", "loss", "lr", "seed", *DATA_SETTINGS, *WATCHED}
     varying = []
     told: list[tuple[str, ...]] = [_data_place(settings) for settings in kin]
-    for key in dict.fromkeys(("debias", *(key for settings in kin for key in settings if key not in own))):
+    others = (key for settings in kin for key in settings if key not in own)
+    for key in dict.fromkeys(("debias", *others, "lr", *WATCHED)):
         more = [(*parts, repr(settings.get(key))) for parts, settings in zip(told, kin, strict=True)]
         if len(set(more)) > len(set(told)):
-            varying.append(key)
+            varying += [key] if key != "lr" else []
             told = more
     return [{key: settings.get(key) for key in varying} for settings in kin]
 
