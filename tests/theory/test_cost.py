@@ -89,7 +89,7 @@ def test_table_4_of_the_paper_with_its_missing_factors() -> None:
     assert cost("softmax", SHAPE).flops == 6 * n * c * d
     assert cost("nce", SHAPE).flops == cost("ssm", SHAPE).flops == 6 * n * (k + 1) * d
     assert cost("hsm", SHAPE).flops == pytest.approx(6 * n * length * d)
-    assert cost("rg", SHAPE).flops == 6 * (c + n) * d**2
+    assert cost("rg", SHAPE).flops == (4 * c + 6 * n) * d**2
     assert cost("ssm", replace(SHAPE, positives=2.5)).flops == pytest.approx(2.5 * 6 * n * (k + 1) * d)
     assert cost("ssm", replace(SHAPE, num_candidates=200)).flops == 6 * n * (k + 1) * d + 2 * n * 200 * d
 

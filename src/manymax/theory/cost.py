@@ -12,7 +12,7 @@ the optimizer is not in it. Table 4 of the paper, with what it leaves out (d, P,
       ... chosen among M            + 2 N P M d        + N P M           at most N P (M + 1)
       ... if N C is small           2 N C d instead of 2 N P (k + 1) d, and of 2 N P M d
     hierarchical softmax            6 N P L d          N P L             at most N P L, L: mean length of a path
-    RG                              6 (C + N) d^2      C d               C
+    RG                              (4 C + 6 N) d^2    C d               C
 
 Seconds are such counts times what the machine takes for one of each, which `measure_machine` finds in a few seconds.
 "blocked" is the way of manymax's heads, "plain" that of autograd on full tables.
@@ -349,10 +349,10 @@ def _quadratic(member: Member, shape: Shape, plain: bool) -> Cost:
     if plain:
         work = Work(flops=6 * shape.table * shape.dim, fresh=22 * shape.table + shape.vectors, calls=PER_STEP)
         return _of_tables(work, 3, shape, 6 * shape.table)
-    products = (shape.num_classes + shape.batch) * float(shape.dim)
-    work = Work(flops=6 * products * shape.dim, fresh=11 * shape.vectors, calls=PER_STEP + 200)
+    products = (2 * shape.num_classes + 3 * shape.batch) * float(shape.dim)  # the Gram matrix and its gradient
+    work = Work(flops=2 * products * shape.dim, fresh=4 * shape.vectors, calls=PER_STEP + 200)
     work += _gather(shape.num_classes, shape.dim, 2 * shape.pairs)
-    return Cost(work, 3 * products, shape.vectors, FLOAT * (3 * shape.vectors + 4 * shape.queries))
+    return Cost(work, products, shape.vectors, FLOAT * (2 * shape.vectors + 4 * shape.queries))
 
 
 _KINDS: dict[str, Callable[[Member, Shape, bool], Cost]] = {
