@@ -143,12 +143,16 @@ def test_second_derivatives_of_sampled_heads_are_refused(loss: str, shared: bool
         torch.autograd.grad(value, problem.linear_weight, create_graph=True)
 
 
-def test_rg_has_second_derivatives() -> None:
-    problem, target = make_problem(4, num_classes=6).leaves(), torch.tensor([0, 4, 2, 5])
-    case = Case(FAMILY["rg"])
-    assert torch.autograd.gradgradcheck(
-        lambda *parts: case.head(Problem(*parts), target), problem.parts(), fast_mode=True
-    )
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch's own, for forward derivatives
+@pytest.mark.parametrize("target", [[0, 4, 2, 5], [[0, 4], [3, -100], [2, 1], [-100, -100]]])
+def test_rg_has_second_derivatives_and_forward_ones(target: list[Any]) -> None:
+    problem, case = make_problem(4, num_classes=6).leaves(), Case(FAMILY["rg"])
+
+    def loss(*parts: Tensor) -> Tensor:
+        return case.head(Problem(*parts), torch.tensor(target))
+
+    assert torch.autograd.gradcheck(loss, problem.parts(), check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(loss, problem.parts(), fast_mode=True)
 
 
 @pytest.mark.parametrize("case", CASES)
