@@ -33,8 +33,7 @@ def linear_rg_loss(
     """`rg_loss` of `input @ linear_weight.T + linear_bias` from moments: no score but the positives' is computed.
 
     mean(s) = <x, mean(w)> and var(s) = <x, cov(w) x>, so that a row costs d^2 and the class vectors C d^2, once.
-    Arguments as in `linear_softmax_loss`; it is plain autograd, so second derivatives exist, and `options` change
-    nothing.
+    Arguments as in `linear_softmax_loss`; second derivatives exist, and `options` change nothing.
 
     Example:
         >>> import torch, manymax

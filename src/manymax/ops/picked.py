@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from manymax.errors import ArgumentError
+from manymax.ops.checks import visible
 from manymax.ops.lookup import lookup
 
 GATHERED = 1 << 19  # floats of class vectors gathered at a time: they stay in cache until they are multiplied
@@ -85,9 +86,9 @@ def entry_scores(input: Tensor, linear_weight: Tensor, rows: Tensor, ids: Tensor
 
 
 def _reads_in_place(input: Tensor, linear_weight: Tensor, ids: Tensor) -> bool:
-    """Where torch can: on a processor, and with no more entries than the matrix has places."""
+    """Where torch can: with values on a processor, and no more entries than the matrix has places."""
     places = len(input) * len(linear_weight)
-    return ids.is_cpu and 0 < ids.numel() <= places and not torch.compiler.is_compiling()
+    return visible(input, linear_weight, ids) and 0 < ids.numel() <= places
 
 
 def _in_place(input: Tensor, linear_weight: Tensor, starts: Tensor, ids: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ def candidate_scores(request: Request, ids: Tensor) -> Tensor:
 
     Args:
         request: with `input` and `linear_weight`, or `scores`.
-        ids: (M,), the same for every query (one matmul), or (N, M) (class vectors gathered in blocks of rows).
+        ids: (M,), the same for every query (one matmul), or (N, M), for each query its own.
 
     Returns:
         (N, M), float32 at least.

@@ -254,9 +254,9 @@ def _varied(kin: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for key in dict.fromkeys(("debias", *others, "lr", *WATCHED)):
         more = [(*parts, repr(settings.get(key))) for parts, settings in zip(told, kin, strict=True)]
         if len(set(more)) > len(set(told)):
-            varying += [key] if key != "lr" else []
+            varying.append(key)
             told = more
-    return [{key: settings.get(key) for key in varying} for settings in kin]
+    return [{key: settings.get(key) for key in varying if key != "lr"} for settings in kin]
 
 
 def _telling(varied: Mapping[str, Any], kin: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
