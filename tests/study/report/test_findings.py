@@ -183,6 +183,24 @@ def test_more_rates_are_no_merit(tmp_path: Path, number: int) -> None:
     assert [case.supports for case in judged(tmp_path, MORE_RATES[number], number).cases] == [True]
 
 
+USERS = {"batches": "users"}
+BY_BATCHES: dict[int, Runs] = {
+    1: [run | USERS for run in SUPPORT[1]] + [{"loss": "softmax", "lr": 1e-4, "quality": 0.9}],
+    2: [*of(rankmax=0.33, softmax=0.3), {"loss": "softmax", "quality": 0.9} | USERS],
+    3: [*of(sampled_softmax=0.3, nce=0.25), {"loss": "nce", "quality": 0.9} | USERS],
+    4: SUPPORT[4] + [{"loss": "softmax", "quality": 0.9} | USERS],
+    5: SUPPORT[5] + [{"loss": "rg", "quality": 0.9} | USERS, {"loss": "hierarchical_softmax", "quality": 0.9} | USERS],
+    6: SUPPORT[6] + [{"loss": "nce", "num_negatives": 5, "quality": 0.9} | USERS],
+    7: SUPPORT[7] + [run | USERS | {"quality": 0.9} for run in SUPPORT[7] if run["sampler"] == "uniform"],
+}
+
+
+@pytest.mark.parametrize("number", BY_BATCHES)
+def test_like_batches_are_compared_and_the_nearest_to_the_paper_s(tmp_path: Path, number: int) -> None:
+    """Runs with other batches, however good, change nothing."""
+    assert judged(tmp_path, BY_BATCHES[number], number).verdict == "confirmed"
+
+
 def test_what_has_no_rate_in_common_is_compared_at_its_best(tmp_path: Path) -> None:
     runs = [{"loss": "nce", "lr": lr, "quality": q} for lr, q in ((1e-3, 0.25), (1e-4, 0.2))]
     (case,) = judged(tmp_path, [*runs, {"loss": "sampled_softmax", "lr": 1e-2, "quality": 0.22}], 3).cases

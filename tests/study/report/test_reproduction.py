@@ -158,8 +158,8 @@ class TestPage:
         mean, spread = best.mean("ndcg@20"), best.spread("ndcg@20")
         assert mean is not None
         percent = 100 * (mean / 0.2661 - 1)
-        cells = row(text, "softmax", "0.001", "0.001", "2")
-        assert cells[4:6] == [f"{mean:.4f} ± {spread:.4f} (0.2661)", f"{percent:+.1f}"]
+        cells = row(text, "softmax", "pairs", "0.001", "0.001", "2")
+        assert cells[5:7] == [f"{mean:.4f} ± {spread:.4f} (0.2661)", f"{percent:+.1f}"]
 
     def test_tuned_settings_are_chosen_on_the_validation_part(self, root: Path) -> None:
         text = section(page(read(root)), "### mf, ml-1m")
@@ -170,7 +170,7 @@ class TestPage:
 
     def test_question_1_has_the_paper_s_number_of_negatives(self, root: Path) -> None:
         text = page(read(root))
-        assert row(section(text, "### mf, ml-1m"), r"sampled\_softmax")[4].endswith("(0.2645)")
+        assert row(section(text, "### mf, ml-1m"), r"sampled\_softmax")[5].endswith("(0.2645)")
         sweep = section(text, "### mf, ml-1m: sampled losses")
         paper = [re.search(r"\((\d.\d+)\)", line)[1] for line in sweep.splitlines() if "num\\_negatives" in line]  # type: ignore[index]
         assert paper == ["0.2504", "0.2554", "0.2645"]
@@ -182,13 +182,13 @@ class TestPage:
             folder = write_run(tmp_path / "mine", loss="sampled_softmax", **jackknife, **(ML1M | {"lr": lr}))
             collect([folder], tmp_path / RESULTS / "q1")
         text = page(read(tmp_path))
-        assert "(" not in row(section(text, "### mf, ml-1m"), r"sampled\_softmax")[4]
+        assert "(" not in row(section(text, "### mf, ml-1m"), r"sampled\_softmax")[5]
         assert "(0." not in section(text, "### mf: all learning rates")
 
     def test_another_form_of_a_set_is_compared(self, tmp_path: Path) -> None:
         folder = write_run(tmp_path / "mine", loss="softmax", data="electronics_10core.parquet", quality=0.02)
         collect([folder], tmp_path / RESULTS / "q1")
-        assert row(section(page(read(tmp_path)), "### mf, electronics\\_10core"), "softmax")[4].endswith("(0.0235)")
+        assert row(section(page(read(tmp_path)), "### mf, electronics\\_10core"), "softmax")[5].endswith("(0.0235)")
 
     def test_large_differences_have_a_cause(self, root: Path) -> None:
         heading = "## Where ours differs from the paper by more than 5 percent"
@@ -248,6 +248,19 @@ class TestPage:
         assert float(cells[5]) == pytest.approx(0.4, abs=0.02)
         assert "batches=" not in section(text, "## Question 1: accuracy")
 
+    def test_a_number_is_of_the_batches_nearest_to_the_paper_s(self, root: Path) -> None:
+        """Though others are better; rates are compared where there are most of them."""
+        for lr, quality in ((1e-3, 0.45), (5e-4, 0.5), (1e-4, 0.4)):
+            write_run(root / "more", loss="softmax", batches="users", quality=quality, **(ML1M | {"lr": lr}))
+        collect([root / "more"], root / RESULTS / "q1")
+        text = page(read(root))
+        assert float(row(section(text, "### mf, ml-1m"), "softmax", "pairs")[5][:6]) == pytest.approx(0.265, abs=0.02)
+        every = section(text, "### mf: all learning rates")
+        values = [float(cell.strip("*")[:4]) for cell in row(every, "softmax", "N@20")[2:]]
+        assert values == pytest.approx([0.45, 0.5, 0.4], abs=0.02)
+        pairs = r"sparsemax; rankmax; sampled\_softmax"
+        assert f"Batches: pairs on ml-1m ({pairs}), users on ml-1m (softmax)." in every
+
     def test_ways_to_read_histories_stand_apart(self, root: Path) -> None:
         for positions in ("all", "windows"):
             folder = write_run(root / "ways", loss="softmax", backbone="sasrec", positions=positions, epochs=3, **ML1M)
@@ -268,7 +281,7 @@ class TestPage:
         collect([root / "mine"], root / RESULTS / "q2")
         assert len(read(root).done) == 10
         text = page(read(root))
-        assert row(section(text, "### mf, ml-1m"), "softmax")[3] == "2"
+        assert row(section(text, "### mf, ml-1m"), "softmax")[4] == "2"
         assert row(section(text, "### Hours"), "all, each run once")[1] == "11"  # and one that diverged
 
     def test_what_is_missing(self, root: Path) -> None:

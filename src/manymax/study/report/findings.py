@@ -20,7 +20,7 @@ from itertools import pairwise
 from typing import Literal
 
 from manymax.study.reference import NUMBERS
-from manymax.study.report.runs import Trial, metrics
+from manymax.study.report.runs import Trial, metrics, remoteness
 from manymax.study.report.significance import LEVEL, Comparison, compare
 from manymax.study.report.tables import NEAR, arrival
 
@@ -49,6 +49,11 @@ class Point:
     selected: float
     score: float
     trial: Trial | None = None
+
+    @property
+    def batches(self) -> str | None:
+        """How the trial's batches were made."""
+        return None if self.trial is None else self.trial.batches
 
     @property
     def place(self) -> tuple[str, str]:
@@ -81,22 +86,31 @@ class Evidence:
         return list(dict.fromkeys(point.place for point in self.points))
 
     def best(self, place: tuple[str, str], loss: str) -> Point | None:
-        """The best point of a loss at a place, by what was selected on."""
-        here = [point for point in self.points if point.place == place and point.loss == loss]
-        return max(here, key=lambda point: point.selected, default=None)
+        """The point of a loss at a place that is best by what was selected on, with batches nearest to the paper's."""
+        return max(self._of(place, loss), key=lambda point: (-remoteness(point.batches), point.selected), default=None)
 
-    def rates(self, place: tuple[str, str], loss: str) -> set[float]:
-        """The learning rates at which a loss was tried at a place."""
-        return {p.lr for p in self.points if (p.place, p.loss) == (place, loss) and p.lr is not None}
+    def by_rate(self, place: tuple[str, str], *losses: str) -> list[dict[float, Point]]:
+        """For each loss {learning rate: its best point, by what was selected on}, at the rates that all of them have.
 
-    def by_rate(self, place: tuple[str, str], loss: str, rates: set[float]) -> dict[float, Point]:
-        """{learning rate: the best point of a loss at it, by what was selected on}."""
-        here = [p for p in self.points if (p.place, p.loss) == (place, loss)]
-        return {lr: max((p for p in here if p.lr == lr), key=lambda p: p.selected) for lr in rates}
+        All with batches made in one way: the one with the most such rates, of equals the nearest to the paper's.
+        """
+        found: list[list[dict[float, Point]]] = [[{} for _ in losses]]
+        for batches in sorted({p.batches for p in self._of(place, losses[0])}, key=remoteness):
+            lines = [[p for p in self._of(place, loss) if p.batches == batches] for loss in losses]
+            rates = set.intersection(*({p.lr for p in line if p.lr is not None} for line in lines))
+            found.append([{lr: _selected(p for p in line if p.lr == lr) for lr in rates} for line in lines])
+        return max(found, key=lambda lines: len(lines[0]))
+
+    def _of(self, place: tuple[str, str], loss: str) -> list[Point]:
+        return [point for point in self.points if point.place == place and point.loss == loss]
 
     def losses(self, place: tuple[str, str]) -> list[str]:
         """The losses tried at a place."""
         return list(dict.fromkeys(point.loss for point in self.points if point.place == place))
+
+
+def _selected(points: Iterable[Point]) -> Point:
+    return max(points, key=lambda point: point.selected)
 
 
 def from_trials(trials: Sequence[Trial]) -> Evidence:
@@ -154,13 +168,12 @@ def larger_rates(evidence: Evidence) -> Iterator[Case]:
     """Finding 1."""
     for place in evidence.places():
         for loss in SPARSE:
-            rates = evidence.rates(place, "softmax") & evidence.rates(place, loss)
-            if len(rates) < 2:
+            softmax, other = evidence.by_rate(place, "softmax", loss)
+            if len(softmax) < 2:
                 continue
-            softmax, other = (evidence.by_rate(place, name, rates) for name in ("softmax", loss))
             own, its = (max(points, key=lambda lr: points[lr].selected) for points in (softmax, other))
             matters = beats(softmax[own], softmax[its]) or beats(other[its], other[own])
-            why = f"of {len(rates)} rates {own:g} is best for softmax, {its:g} for {loss}"
+            why = f"of {len(softmax)} rates {own:g} is best for softmax, {its:g} for {loss}"
             runs = _runs(softmax[own], softmax[its], other[own], other[its])
             yield Case(_name(place, loss), own > its if own != its and matters else None, why, loss, runs)
 
@@ -260,12 +273,12 @@ def _lines(evidence: Evidence, sampler: str) -> dict[tuple[tuple[str, str], str]
 
 
 def _alike(*groups: Sequence[Point]) -> list[Point]:
-    """The best point of each group, of the learning rates that all were run at: more rates are no merit.
+    """The best point of each group, of the learning rates and batches that all were run at: more rates are no merit.
 
-    Of all that a group has, where the groups have no rate in common.
+    Of all that a group has, where the groups have none in common.
     """
-    common = set.intersection(*({point.lr for point in group} for group in groups))
-    return [max([p for p in group if p.lr in common] or group, key=lambda p: p.selected) for group in groups]
+    common = set.intersection(*({(point.lr, point.batches) for point in group} for group in groups))
+    return [_selected([p for p in group if (p.lr, p.batches) in common] or group) for group in groups]
 
 
 def better_proposals(evidence: Evidence) -> Iterator[Case]:
@@ -372,16 +385,21 @@ class Finding:
 
 
 TEST = f"paired t-test over users, p < {LEVEL}"
-BEST = "Each loss counts at the settings that are best on validation."
-ALIKE = "Each counts at the learning rate that is best on validation, of those at which all in the comparison were run."
+BEST = (
+    "Each loss counts at the settings that are best on validation, of those with batches nearest to the paper's pairs."
+)
+ALIKE = (
+    "Each counts at the learning rate and batches that are best on validation, of those at which all in the comparison "
+    "were run."
+)
 
 FINDINGS = (
     Finding(
         1,
         "Softmax supports larger learning rates than sparse alternatives.",
-        "For each data set and backbone: of the learning rates at which both were run, the one that is best on "
-        "validation is larger for softmax than for sparsemax, and than for entmax. Open where it is the same one, and "
-        f"where neither loss is better at its own rate than at the other's (N@20, {TEST}).",
+        "For each data set and backbone: of the learning rates at which both were run with like batches, the one that "
+        "is best on validation is larger for softmax than for sparsemax, and than for entmax. Open where it is the "
+        f"same one, and where neither loss is better at its own rate than at the other's (N@20, {TEST}).",
         larger_rates,
         {loss: Need(("softmax", loss), "at two or more learning rates in common") for loss in SPARSE},
     ),

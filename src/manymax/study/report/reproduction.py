@@ -7,7 +7,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from manymax.errors import ManymaxError
 from manymax.study.files import whole, write_json
@@ -19,8 +18,9 @@ from manymax.study.report.drawing import Figure, draw
 from manymax.study.report.findings import FINDINGS as CLAIMS
 from manymax.study.report.findings import Case, Finding, from_paper, verdict
 from manymax.study.report.formats import MARKDOWN, Cell, Table, markdown
-from manymax.study.report.paper import DEFAULTS, SAMPLED, matching, printed
-from manymax.study.report.runs import WATCHED, Run, Trial, data_name, read_study, trials
+from manymax.study.report.paper import matching, printed
+from manymax.study.report.runs import Run, Trial, data_name, read_study, trials
+from manymax.study.report.selection import METRIC, draws, nearest, question_1, question_2, rates, tuned
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -32,8 +32,6 @@ RESULTS = Path("results/study")
 PREFIX = "reproduction_"  # of the figures' files
 LARGE = 5.0  # percent: a difference that needs a cause
 NOT_EXAMINED, NOT_ENOUGH = "not examined", "Not enough runs"
-TUNED = ("lr", "ridge", "ridge_power", "positive_weight")  # chosen on the validation part
-METRIC = METRICS[0]
 
 INTRODUCTION = """# The paper's tables, run again
 
@@ -42,6 +40,8 @@ introduction and the causes in `docs/causes.toml`. Every number of ours is of th
 tuned settings (learning rate; for alternating least squares the ridge) that are best on the validation part. In
 brackets stands what the paper prints for the same data, backbone and loss at its own best learning rate by N@20.
 Where there are several seeds, the mean is given with the standard deviation over seeds: seeds change the split too.
+Where batches were made in several ways, a number is of the one nearest to the paper's, which are of pairs; learning
+rates are compared in the way in which most of them were run.
 Seconds are those of the clock, on a machine that other work shared at times: between runs they are no benchmark.
 """
 
@@ -194,21 +194,6 @@ def _case_lines(cases: Sequence[Case]) -> Iterator[str]:
         yield from (f"- {word}: {_text(case.name)}: {_text(case.why)}" for case in cases if case.supports is says)
 
 
-def tuned(made: Iterable[Trial]) -> list[Trial]:
-    """Of the trials that differ in tuned settings alone, the one that is best on the validation part."""
-    best: dict[str, Trial] = {}
-    for trial in made:
-        key = repr(sorted((k, v) for k, v in trial.settings.items() if k not in {*TUNED, *WATCHED, "seed"}))
-        if key not in best or _valid(trial) > _valid(best[key]):
-            best[key] = trial
-    return list(best.values())
-
-
-def _valid(trial: Trial) -> float:
-    value = trial.mean(METRIC, "valid")
-    return float("-inf") if value is None else value
-
-
 def of_the_paper(trial: Trial) -> dict[str, PaperNumber]:
     """{metric: what the paper prints} for the trial's data, backbone, loss and negatives, at its best rate by N@20."""
     here = _as_in_the_paper(trial)
@@ -240,10 +225,11 @@ def _beside(name: str, title: str, rows: Sequence[Trial], note: str = "") -> Tab
     for trial in rows:
         numbers = of_the_paper(trial)
         theirs = numbers[METRIC].setting.get("lr", "not stated") if numbers else ""
-        heads = (trial.label, "" if trial.lr is None else f"{trial.lr:g}", str(theirs), str(len(trial.runs)))
+        lr = "" if trial.lr is None else f"{trial.lr:g}"
+        heads = (trial.label, trial.batches or "", lr, str(theirs), str(len(trial.runs)))
         lines.append((heads, tuple(cell for metric in METRICS for cell in _pair(trial, metric, best[metric]))))
     columns = tuple(column for metric in METRICS for column in ((tables.short(metric),), ("difference, %",)))
-    return Table(name, title, ("loss", "lr", "the paper's lr", "seeds"), columns, tuple(lines), note)
+    return Table(name, title, ("loss", "batches", "lr", "the paper's lr", "seeds"), columns, tuple(lines), note)
 
 
 def _pair(trial: Trial, metric: str, best: float) -> tuple[Cell, Cell]:
@@ -269,16 +255,6 @@ def _by_place(made: Iterable[Trial]) -> dict[tuple[str, str], list[Trial]]:
     return places
 
 
-def _at_defaults(trial: Trial) -> bool:
-    """Whether it is one of the paper's question 1: sampled losses draw 100 negatives uniformly there."""
-    return trial.loss not in SAMPLED or all(trial.settings.get(name) == value for name, value in DEFAULTS.items())
-
-
-def question_1(made: Sequence[Trial]) -> list[Trial]:
-    """The trials of question 1, labelled by what varies among them."""
-    return trials([run for trial in made if _at_defaults(trial) for run in trial.runs])
-
-
 def _accuracy(made: Sequence[Trial]) -> Iterator[str]:
     yield "## Question 1: accuracy\n"
     first = question_1(made)
@@ -287,11 +263,30 @@ def _accuracy(made: Sequence[Trial]) -> Iterator[str]:
     for (data, backbone), here in _by_place(first).items():
         table = _beside("", f"{backbone}, {data}", tuned(here), _popularity(here))
         yield _sub(table)
-    for backbone in dict.fromkeys(trial.backbone for trial in first):
-        here = [trial for trial in first if trial.backbone == backbone]
+    every = rates(made)
+    for backbone in dict.fromkeys(trial.backbone for trial in every):
+        here = [trial for trial in every if trial.backbone == backbone]
         if len({trial.lr for trial in here} - {None}) > 1:
-            marks = "Bold: the best of a method over its learning rates, or, in italics, of a data set."
-            yield _sub(replace(tables.results(here, backbone), title=f"{backbone}: all learning rates", note=marks))
+            note = (
+                f"Bold: the best of a method over its learning rates, or, in italics, of a data set.{_searched(here)}"
+            )
+            yield _sub(replace(tables.results(here, backbone), title=f"{backbone}: all learning rates", note=note))
+
+
+def _searched(here: Sequence[Trial]) -> str:
+    """How the batches of these trials were made, where they differ in that."""
+    ways: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for trial in here:
+        if trial.batches is not None and trial.label not in ways[trial.data, trial.batches]:
+            ways[trial.data, trial.batches].append(trial.label)
+    if len({way for _, way in ways}) < 2:
+        return ""
+    several = {data for data, count in Counter(data for data, _ in ways).items() if count > 1}
+    parts = [
+        f"{way} on {data}" + (f" ({'; '.join(labels)})" if data in several else "")
+        for (data, way), labels in sorted(ways.items())
+    ]
+    return f" Batches: {', '.join(parts)}."
 
 
 def _popularity(here: Sequence[Trial]) -> str:
@@ -306,25 +301,17 @@ def _popularity(here: Sequence[Trial]) -> str:
 
 def _negatives(made: Sequence[Trial]) -> Iterator[str]:
     yield "## Question 2: negatives\n"
-    rows = {place: here for place, here in _by_place(_sampled(made)).items() if len({_draws(t) for t in here}) > 1}
+    rows = {place: here for place, here in _by_place(question_2(made)).items() if len({draws(t) for t in here}) > 1}
     if not rows:
         yield f"{NOT_ENOUGH}: needed is a sampled loss with several numbers of negatives or proposals.\n"
     for (data, backbone), here in rows.items():
         yield _sub(_beside("", f"{backbone}, {data}: sampled losses", tuned(here), "Bold: the best of a column."))
 
 
-def _sampled(made: Iterable[Trial]) -> list[Trial]:
-    return trials([run for trial in made if trial.loss in SAMPLED for run in trial.runs])
-
-
-def _draws(trial: Trial) -> tuple[Any, ...]:
-    return tuple(trial.settings.get(name) for name in DEFAULTS)
-
-
 def _differences(made: Sequence[Trial], causes: Mapping[tuple[str, str, str], str]) -> Iterator[str]:
     yield f"## Where ours differs from the paper by more than {LARGE:g} percent\n"
     by_cause: dict[str, list[str]] = defaultdict(list)
-    for trial in tuned(made):
+    for trial in tuned(nearest(made)):
         if line := _far(trial):
             names = (data_name(trial.settings), paper_name(trial))
             keys = [(name, trial.backbone, trial.loss) for name in names]
