@@ -31,12 +31,12 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     compiled.library.cache_clear()
 
 
-def gradients(name: str, scale: float, classes: int, **options: object) -> list[torch.Tensor]:
+def gradients(name: str, scale: float, classes: int, positives: int = 3, **options: object) -> list[torch.Tensor]:
     random = torch.Generator().manual_seed(classes)
     queries, vectors = (torch.randn(n, 8, generator=random) for n in (40, classes))
     leaves = (scale * queries).requires_grad_(), vectors.requires_grad_()
-    target = torch.randint(classes, (40, 3), generator=random)
-    target[torch.rand(40, 3, generator=random) < 0.3] = -100
+    target = torch.randint(classes, (40, positives), generator=random)
+    target[torch.rand(40, positives, generator=random) < 0.3] = -100
     loss = SPARSE[name](*leaves, target, options=options)
     return [loss.detach(), *torch.autograd.grad(loss, leaves)]
 
@@ -47,10 +47,22 @@ def gradients(name: str, scale: float, classes: int, **options: object) -> list[
 @pytest.mark.parametrize("classes", [17, 1000, 5000])
 def test_rows_of_every_kind(name: str, scale: float, classes: int) -> None:
     """Supports of a few classes, of some in a hundred and of all; float32 and several threads."""
-    expected = gradients(name, scale, classes)
+    agree(name, scale, classes)
+
+
+@no_compiler
+@pytest.mark.parametrize("scale", [0.01, 0.3, 1.0])
+@pytest.mark.parametrize("positives", [1, 2, 16, 23, 24, 60])
+def test_rankmax_with_many_positives(positives: int, scale: float) -> None:
+    """Up to 16 of a row by passes, more by search; about a third of them are padding."""
+    agree("rankmax", scale, 3000, positives)
+
+
+def agree(name: str, scale: float, classes: int, positives: int = 3) -> None:
+    expected = gradients(name, scale, classes, positives)
     torch.set_num_threads(2)
     try:
-        found = gradients(name, scale, classes, compiled=True)
+        found = gradients(name, scale, classes, positives, compiled=True)
     finally:
         torch.set_num_threads(1)
     for one, other in zip(found, expected, strict=True):
