@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t SPARSE = 48;  // a gradient with one class in so many, or fewer, is kept as entries
 constexpr int64_t GROUP = 16;   // classes of which one is looked at for a start
 constexpr int64_t PIECE = 256;  // classes that are summed in the precision of the scores before they go into a double
-constexpr int64_t PASSES = 16;  // positives of a row; for more, a search for the place of each score costs less
+constexpr int64_t PASSES = 32;  // positives of a row; for more, a search for the place of each score costs less
 
 template <typename T>
 struct Batch {
