@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from manymax.study.report import findings
+from manymax.study.report import evidence
 from manymax.study.report.findings import FINDINGS, Judgement, judge
 from manymax.study.report.runs import Trial, read_study, trials
 from manymax.study.report.significance import Comparison
@@ -227,7 +227,7 @@ def test_a_chance_find_among_many_does_not_count(tmp_path: Path, monkeypatch, ot
         quality = {"nce": 0.4, "rankmax": 0.3}
         return Comparison(quality.get(first.loss, 0.2) - quality.get(second.loss, 0.2), 200, 0.02, 0.02)
 
-    monkeypatch.setattr(findings, "compare", drawn)
+    monkeypatch.setattr(evidence, "compare", drawn)
     (case,) = judged(tmp_path, of(rankmax=0.3, **dict.fromkeys(names, 0.3)), 2).cases
     assert case.supports is supports
 

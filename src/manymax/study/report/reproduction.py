@@ -15,8 +15,9 @@ from manymax.study.report import figures, tables
 from manymax.study.report.apart import APART
 from manymax.study.report.collect import FINDINGS, PAPER_NAMES, decide, paper_name, read_decided
 from manymax.study.report.drawing import Figure, draw
+from manymax.study.report.evidence import from_paper
 from manymax.study.report.findings import FINDINGS as CLAIMS
-from manymax.study.report.findings import Case, Finding, from_paper, verdict
+from manymax.study.report.findings import Case, Finding, verdict
 from manymax.study.report.formats import MARKDOWN, Cell, Table, markdown
 from manymax.study.report.paper import matching, printed
 from manymax.study.report.runs import Run, Trial, data_name, read_study, trials
