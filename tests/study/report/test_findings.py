@@ -187,7 +187,7 @@ USERS = {"batches": "users"}
 BY_BATCHES: dict[int, Runs] = {
     1: [run | USERS for run in SUPPORT[1]] + [{"loss": "softmax", "lr": 1e-4, "quality": 0.9}],
     2: [*of(rankmax=0.33, softmax=0.3), {"loss": "softmax", "quality": 0.9} | USERS],
-    3: [*of(sampled_softmax=0.3, nce=0.25), {"loss": "nce", "quality": 0.9} | USERS],
+    3: [*of(sampled_softmax=0.3, nce=0.25), *(run | USERS for run in of(sampled_softmax=0.8, nce=0.9))],
     4: SUPPORT[4] + [{"loss": "softmax", "quality": 0.9} | USERS],
     5: SUPPORT[5] + [{"loss": "rg", "quality": 0.9} | USERS, {"loss": "hierarchical_softmax", "quality": 0.9} | USERS],
     6: SUPPORT[6] + [{"loss": "nce", "num_negatives": 5, "quality": 0.9} | USERS],

@@ -20,7 +20,7 @@ from typing import Literal
 
 from manymax.study.report.evidence import Evidence, Point, beats, from_paper, from_trials, selected, untested
 from manymax.study.report.paper import SAMPLED
-from manymax.study.report.runs import Trial, metrics
+from manymax.study.report.runs import Trial, metrics, remoteness
 from manymax.study.report.significance import LEVEL
 from manymax.study.report.tables import NEAR, arrival
 
@@ -152,12 +152,15 @@ def _lines(evidence: Evidence, sampler: str) -> dict[tuple[tuple[str, str], str]
 
 
 def _alike(*groups: Sequence[Point]) -> list[Point]:
-    """The best point of each group, of the learning rates and batches that all were run at: more rates are no merit.
+    """The best point of each group, of the learning rates that all were run at: more rates are no merit.
 
-    Of all that a group has, where the groups have none in common.
+    All with like batches, the nearest to the paper's that they have in common; of all that a group has, where the
+    groups have nothing in common.
     """
     common = set.intersection(*({(point.lr, point.batches) for point in group} for group in groups))
-    return [selected([p for p in group if (p.lr, p.batches) in common] or group) for group in groups]
+    near = min((remoteness(batches) for _, batches in common), default=0)
+    alike = {(lr, batches) for lr, batches in common if remoteness(batches) == near}
+    return [selected([p for p in group if (p.lr, p.batches) in alike] or group) for group in groups]
 
 
 def better_proposals(evidence: Evidence) -> Iterator[Case]:
@@ -268,8 +271,8 @@ BEST = (
     "Each loss counts at the settings that are best on validation, of those with batches nearest to the paper's pairs."
 )
 ALIKE = (
-    "Each counts at the learning rate and batches that are best on validation, of those at which all in the comparison "
-    "were run."
+    "Each counts at the learning rate that is best on validation, of those at which all in the comparison were run "
+    "with like batches, the nearest to the paper's pairs that they have in common."
 )
 
 FINDINGS = (
