@@ -316,8 +316,25 @@ class TestFindings:
                 settings = {"data": f"electronics_{form}.parquet", "backbone": backbone}
                 write_run(tmp_path / "mine", loss=loss, quality=quality, **settings)
         collect([tmp_path / "mine"], tmp_path / RESULTS / "q1")
-        cases = decide(read(tmp_path).done, [tmp_path / "mine"], {})["findings"]["4"]
-        assert [(case["name"], case["supports"]) for case in cases] == [("electronics, sasrec, sparsemax", True)]
+        (case,) = decide(read(tmp_path).done, [tmp_path / "mine"], {})["findings"]["4"]
+        assert case["name"].startswith("electronics, sasrec, sparsemax, 7")  # per cent of softmax on mf
+        assert case["supports"]
+
+    @pytest.mark.usefixtures("undrawn")
+    def test_a_share_that_has_changed_since_is_not_kept(self, tmp_path: Path) -> None:
+        """Finding 4 compares a share with that on mf, where no test is needed."""
+        (tmp_path / "docs").mkdir()
+        for backbone, quality in (("mf", 0.3), ("sasrec", 0.2)):
+            write_run(tmp_path / "mine", loss="softmax", backbone=backbone, quality=0.4, **ML1M)
+            write_run(tmp_path / "mine", loss="sparsemax", backbone=backbone, quality=quality, **ML1M)
+        collect([tmp_path / "mine"], tmp_path / RESULTS / "q1")
+        write(tmp_path, [tmp_path / "mine"])
+        write_run(tmp_path / "more", loss="sparsemax", lr=5e-4, quality=0.39, **ML1M)
+        collect([tmp_path / "more"], tmp_path / RESULTS / "q1")
+        before, after = (
+            decide(read(tmp_path).done, [tmp_path / place], read(tmp_path).cases) for place in ("mine", "more")
+        )
+        assert [cases["findings"]["4"][0]["supports"] for cases in (before, after)] == [True, None]
 
     def test_a_later_run_of_the_same_settings_is_another(self, root: Path) -> None:
         for path in (root / "mine").rglob(RECORD):

@@ -106,8 +106,9 @@ def sparse_falls_behind(evidence: Evidence) -> Iterator[Case]:
             on_simple, on_complex = a.score / b.score, c.score / d.score
             below = beats(d, c)
             supports = below and on_complex < on_simple if below is not None else None
-            why = f"{on_simple:.0%} of softmax on mf, {on_complex:.0%} here"
-            yield Case(_name((data, backbone), loss), supports, why, loss, _runs(c, d))
+            # the share on mf is part of the name: what was found beside another one is found no more
+            name = _name((data, backbone), f"{loss}, {on_simple:.0%} of softmax on {SIMPLE}")
+            yield Case(name, supports, f"{on_complex:.0%} here", loss, _runs(c, d))
 
 
 def non_sampling_approximations(evidence: Evidence) -> Iterator[Case]:
