@@ -76,6 +76,13 @@ def test_how_a_run_was_watched_shows_where_nothing_else_differs(tmp_path: Path) 
     assert set(labels(tmp_path)) == {f"softmax (patience={patience})" for patience in (3, 10, 40)}
 
 
+def test_what_varies_under_another_backbone_is_not_named(tmp_path: Path) -> None:
+    write_run(tmp_path, loss="softmax", patience=5)
+    for patience in (10, 40):
+        write_run(tmp_path, loss="softmax", backbone="sasrec", patience=patience)
+    assert labels(tmp_path) == ["softmax", "softmax (patience=10)", "softmax (patience=40)"]
+
+
 def test_labels_are_as_short_as_tells_trials_apart(tmp_path: Path) -> None:
     """What follows from another setting, as the pool from the sampler, is not repeated."""
     write_run(tmp_path, loss="nce", num_negatives=5)

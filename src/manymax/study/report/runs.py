@@ -225,12 +225,18 @@ def trials(finished: Sequence[Run]) -> list[Trial]:
     groups: dict[str, list[Run]] = defaultdict(list)
     for run in finished:
         groups[repr(sorted((key, value) for key, value in run.settings.items() if key != "seed"))].append(run)
-    kin: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    kin: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
     for group in groups.values():
-        kin[group[0].settings["loss"]].append(group[0].settings)
-    varied = {loss: _varied(settings) for loss, settings in kin.items()}
-    made = [_trial(group, names, varied[group[0].settings["loss"]]) for group in groups.values()]
+        kin[_family(group)].append(group[0].settings)
+    varied = {family: _varied(settings) for family, settings in kin.items()}
+    made = [_trial(group, names, varied[_family(group)]) for group in groups.values()]
     return sorted(made, key=lambda t: (t.data, t.backbone, order(t.loss), natural(t.label), -(t.lr or 0)))
+
+
+def _family(group: list[Run]) -> tuple[str, str]:
+    """Within which trials must have labels of their own: tables and figures have one backbone each."""
+    settings = group[0].settings
+    return settings["loss"], settings["backbone"]
 
 
 def _trial(group: list[Run], names: Mapping[tuple[str, str], str], kin: Sequence[Mapping[str, Any]]) -> Trial:
@@ -259,7 +265,7 @@ def described(loss: str, details: Mapping[str, Any]) -> str:
 
 
 def _varied(kin: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Of the settings of one loss those that vary for the same data and backbone and have no place of their own.
+    """Of the settings of one loss and backbone those that vary for the same data and have no place of their own.
 
     One that follows from those before it, as the batches do from the solver, tells nothing and is left out. De-biasing
     goes before the correction that it asks for, and the learning rate before how the runs were watched.
