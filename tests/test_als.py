@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import manymax.als as als
-from manymax.als import RGFactorization
+from manymax.als import RGFactorization, sparse, systems
+from manymax.als.sparse import Pairs, Rows
 from manymax.errors import ManymaxError
 
 NUM_USERS, NUM_ITEMS, DIM = 9, 7, 4
@@ -43,8 +43,8 @@ def variant(request: pytest.FixtureRequest) -> dict[str, Any]:
 def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """All rows in one block, where the longest decides how they are solved, or each row in its own."""
     if request.param == "single rows":
-        monkeypatch.setattr(als, "SHARED_BLOCK", 1)
-        monkeypatch.setattr(als, "SEPARATE_BLOCK", 1)
+        monkeypatch.setattr(sparse, "SHARED_BLOCK", 1)
+        monkeypatch.setattr(sparse, "SEPARATE_BLOCK", 1)
 
 
 def generator(seed: int) -> torch.Generator:
@@ -290,8 +290,8 @@ def test_block_sizes_do_not_matter(variant: dict[str, Any], size: int, monkeypat
     users, items = interactions()
     values = torch.rand(len(users), generator=generator(1), dtype=torch.float64)
     wanted = build(**variant).fit(users, items, values=values, sweeps=2)
-    for name in ("SHARED_BLOCK", "SEPARATE_BLOCK", "GRAM_ROWS"):
-        monkeypatch.setattr(als, name, size)
+    for module, name in ((sparse, "SHARED_BLOCK"), (sparse, "SEPARATE_BLOCK"), (systems, "GRAM_ROWS")):
+        monkeypatch.setattr(module, name, size)
     blocked = build(**variant).fit(users, items, values=values, sweeps=2)
     torch.testing.assert_close(blocked.user_vectors, wanted.user_vectors, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(blocked.item_vectors, wanted.item_vectors, rtol=1e-10, atol=1e-12)
@@ -317,7 +317,7 @@ def test_memory_is_linear(keywords: dict[str, Any], monkeypatch: pytest.MonkeyPa
     users = torch.randint(num_users, (count,), generator=generator(0))
     items = torch.randint(num_items, (count,), generator=generator(1))
     for name in ("SHARED_BLOCK", "SEPARATE_BLOCK"):
-        monkeypatch.setattr(als, name, 4000)
+        monkeypatch.setattr(sparse, name, 4000)
     model = build(size=(num_users, num_items, dim), **keywords)
     with LargestTensor() as largest:
         model.fit(users, items, sweeps=1)
@@ -513,8 +513,8 @@ def test_generator_decides_the_start() -> None:
 
 
 def test_blocks_of_more_work_than_int32_counts() -> None:
-    pairs = als._Pairs(*[torch.tensor([0, 1, 2])] * 2, None)
-    rows = als._Rows(pairs, 3, torch.float32)
+    pairs = Pairs(*[torch.tensor([0, 1, 2])] * 2, None)
+    rows = Rows(pairs, 3, torch.float32)
     rows.offsets = torch.tensor([0, 8_000_000, 16_000_000, 24_000_000], dtype=torch.int32)
     assert [(b.start, b.stop) for b in rows.blocks(1 << 31, per_entry=192, per_row=1)] == [(0, 2), (2, 3)]
 
