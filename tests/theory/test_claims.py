@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from dataclasses import replace
 
@@ -9,6 +10,8 @@ import pytest
 import torch
 
 from manymax.losses import FAMILY
+from manymax.ops import simplex
+from manymax.ops.divergences import chi_square, jensen_shannon
 from manymax.theory import evidence
 from manymax.theory.claims import CLAIMS, STATUSES, TABLES, Claim, run_claims
 from manymax.theory.evidence import Finding, denied
@@ -67,32 +70,32 @@ def test_denial() -> None:
 
 
 def broken(monkeypatch: pytest.MonkeyPatch, name: str, wrong: object, check: object, *arguments: str) -> bool:
-    """Whether `check` stops holding when `name` of the module is replaced."""
+    """Whether `check` stops holding when `name` of its module is replaced."""
     assert check(*arguments).holds  # type: ignore[operator]
-    monkeypatch.setattr(evidence, name, wrong)
+    monkeypatch.setattr(inspect.getmodule(check), name, wrong)
     return not check.__wrapped__(*arguments).holds  # type: ignore[attr-defined]
 
 
 def test_a_wrong_nce_variance_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    paper = lambda probs, q, k: k * evidence.chi_square(probs, q) / (1 + k) ** 2  # noqa: E731
-    assert broken(monkeypatch, "nce_variance", paper, evidence.nce_exact_variance)
+    paper = lambda probs, q, k: k * chi_square(probs, q) / (1 + k) ** 2  # noqa: E731
+    assert broken(monkeypatch, "nce_variance", paper, evidence.bias.nce_exact_variance)
 
 
 def test_a_wrong_nce_mean_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    paper = lambda probs, q, k: (1 + k) * evidence.jensen_shannon(probs, q, 1 / (1 + k))  # noqa: E731
-    assert broken(monkeypatch, "expected_loss", paper, evidence.nce_bias)
+    paper = lambda probs, q, k: (1 + k) * jensen_shannon(probs, q, 1 / (1 + k))  # noqa: E731
+    assert broken(monkeypatch, "expected_loss", paper, evidence.bias.nce_bias)
 
 
 def test_a_wrong_divergence_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     swapped = lambda probs, q: (q * (q / probs).log()).sum(-1)  # noqa: E731
-    assert broken(monkeypatch, "kl", swapped, evidence.tree_bias)
+    assert broken(monkeypatch, "kl", swapped, evidence.bias.tree_bias)
 
 
 def test_a_wrong_bound_of_rg_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert broken(monkeypatch, "error_bound", lambda s: torch.zeros_like(s[..., 0]), evidence.rg_bias)
+    assert broken(monkeypatch, "error_bound", lambda s: torch.zeros_like(s[..., 0]), evidence.bias.rg_bias)
 
 
-@pytest.mark.parametrize("check", [evidence.sampled_curvature_bias, evidence.sampled_variance])
+@pytest.mark.parametrize("check", [evidence.bias.sampled_curvature_bias, evidence.bias.sampled_variance])
 def test_a_wrong_chi_square_is_noticed(monkeypatch: pytest.MonkeyPatch, check: object) -> None:
     assert broken(monkeypatch, "chi_square", lambda probs, q: (probs - q).square().sum(), check)
 
@@ -107,11 +110,11 @@ def family_with(name: str, **facts: object) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("name", "facts", "check"),
     [
-        ("sparsemax", {"order": {"value": "strict"}}, evidence.order),
-        ("softmax", {"order": {"value": "weak"}}, evidence.order),
-        ("softmax", {"smoothness": {"fn": lambda num_classes: 0.49}}, evidence.entmax_supremum),
-        ("sparsemax", {"smoothness": {"fn": lambda num_classes: 1.1}}, evidence.entmax_supremum),
-        ("entmax", {"smoothness": {"fn": lambda num_classes, alpha: 1.0}}, evidence.entmax_supremum),
+        ("sparsemax", {"order": {"value": "strict"}}, evidence.order.order),
+        ("softmax", {"order": {"value": "weak"}}, evidence.order.order),
+        ("softmax", {"smoothness": {"fn": lambda num_classes: 0.49}}, evidence.curvature.entmax_supremum),
+        ("sparsemax", {"smoothness": {"fn": lambda num_classes: 1.1}}, evidence.curvature.entmax_supremum),
+        ("entmax", {"smoothness": {"fn": lambda num_classes, alpha: 1.0}}, evidence.curvature.entmax_supremum),
     ],
 )
 def test_a_false_fact_is_noticed(monkeypatch: pytest.MonkeyPatch, name: str, facts: dict, check: object) -> None:
@@ -120,14 +123,14 @@ def test_a_false_fact_is_noticed(monkeypatch: pytest.MonkeyPatch, name: str, fac
 
 @pytest.mark.parametrize("name", ["softmax", "rg"])
 def test_an_inconsistent_member_is_noticed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    assert broken(monkeypatch, "FAMILY", dict(FAMILY) | {name: FAMILY["rankmax"]}, evidence.consistent, name)
+    assert broken(monkeypatch, "FAMILY", dict(FAMILY) | {name: FAMILY["rankmax"]}, evidence.order.consistent, name)
 
 
 def test_a_sort_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = evidence.simplex.solve
+    plain = simplex.solve
 
     class Sorting:
-        apply = staticmethod(evidence.simplex.apply)
+        apply = staticmethod(simplex.apply)
 
         @staticmethod
         def solve(scores: torch.Tensor, alpha: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -135,11 +138,11 @@ def test_a_sort_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
                 scores.sort(-1)
             return plain(scores, alpha)
 
-    assert broken(monkeypatch, "simplex", Sorting, evidence.linear_cost, "sparsemax")
+    assert broken(monkeypatch, "simplex", Sorting, evidence.cost.linear_cost, "sparsemax")
 
 
 def test_a_cost_in_the_number_of_classes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(keep: torch.Tensor, alias: torch.Tensor, shape: tuple[int, ...], **_: object) -> torch.Tensor:
         return torch.multinomial(keep.softmax(-1), shape[0] * shape[1], replacement=True).view(shape)
 
-    assert broken(monkeypatch, "draw_from_alias_table", slow, evidence.sampled_cost, "nce")
+    assert broken(monkeypatch, "draw_from_alias_table", slow, evidence.cost.sampled_cost, "nce")

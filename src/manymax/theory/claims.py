@@ -84,20 +84,20 @@ def _cell(table: str, member: str, name: str, property: str, printed: str, statu
 def _table_1() -> Iterator[Claim]:
     cell = partial(_cell, "Table 1")
     for name in ("softmax", "sparsemax", "entmax"):
-        yield cell(name, "calibrated", "consistency", "yes", "confirmed", partial(evidence.consistent, name))
-    yield cell("rankmax", "calibrated", "consistency", "yes", "contradicted", evidence.rankmax_ties)
+        yield cell(name, "calibrated", "consistency", "yes", "confirmed", partial(evidence.order.consistent, name))
+    yield cell("rankmax", "calibrated", "consistency", "yes", "contradicted", evidence.order.rankmax_ties)
     printed = {"softmax": "SOP", "sparsemax": "WOP", "entmax": "WOP", "rankmax": "WOP"}
     for name, order in printed.items():
-        yield cell(name, "order", "order", order, "confirmed", partial(evidence.order, name))
+        yield cell(name, "order", "order", order, "confirmed", partial(evidence.order.order, name))
     for name, bound, status in (
         ("softmax", "1/2", "confirmed"),
         ("sparsemax", "1", "confirmed"),
         ("entmax", "1", "corrected"),
     ):
-        yield cell(name, "smoothness", "smoothness", bound, status, partial(evidence.entmax_supremum, name))
-    yield cell("rankmax", "smoothness", "smoothness", "m/S", "contradicted", evidence.rankmax_is_not_smooth)
+        yield cell(name, "smoothness", "smoothness", bound, status, partial(evidence.curvature.entmax_supremum, name))
+    yield cell("rankmax", "smoothness", "smoothness", "m/S", "contradicted", evidence.curvature.rankmax_is_not_smooth)
     for name, (cost, status) in EXACT_COSTS.items():
-        yield cell(name, "cost", "cost of an epoch", cost, status, partial(evidence.linear_cost, name))
+        yield cell(name, "cost", "cost of an epoch", cost, status, partial(evidence.cost.linear_cost, name))
 
 
 EXACT_COSTS = {
@@ -111,14 +111,16 @@ EXACT_COSTS = {
 def _table_2() -> Iterator[Claim]:
     cell, table = partial(_cell, "Table 2"), "Table 2"
     for name in ("sampled_softmax", "nce"):
-        check = partial(evidence.log_p_for_every_k, name)
+        check = partial(evidence.order.log_p_for_every_k, name)
         yield cell(name, "calibrated", "consistency", "asymptotic", "corrected", check)
-    yield cell("hierarchical_softmax", "calibrated", "consistency", "no", "contradicted", evidence.tree_is_consistent)
-    yield cell("rg", "calibrated", "consistency", "yes", "confirmed", partial(evidence.consistent, "rg"))
-    yield cell("sampled_softmax", "smoothness", "smoothness", "1/2", "confirmed", evidence.sampled_softmax_supremum)
-    yield cell("nce", "smoothness", "smoothness", "1/4", "corrected", evidence.nce_supremum)
-    yield cell("hierarchical_softmax", "smoothness", "smoothness", "1/2", "corrected", evidence.tree_supremum)
-    yield cell("rg", "smoothness", "smoothness", "--", "corrected", evidence.rg_supremum)
+    yield cell(
+        "hierarchical_softmax", "calibrated", "consistency", "no", "contradicted", evidence.order.tree_is_consistent
+    )
+    yield cell("rg", "calibrated", "consistency", "yes", "confirmed", partial(evidence.order.consistent, "rg"))
+    yield cell("sampled_softmax", "smoothness", "smoothness", "1/2", "confirmed", evidence.curvature.sampled_supremum)
+    yield cell("nce", "smoothness", "smoothness", "1/4", "corrected", evidence.curvature.nce_supremum)
+    yield cell("hierarchical_softmax", "smoothness", "smoothness", "1/2", "corrected", evidence.curvature.tree_supremum)
+    yield cell("rg", "smoothness", "smoothness", "--", "corrected", evidence.curvature.rg_supremum)
     yield from _approximate_costs(table)
     yield from _deviations(table)
 
@@ -127,9 +129,9 @@ def _approximate_costs(table: str) -> Iterator[Claim]:
     """The cells on cost that Tables 2 and 4 share."""
     cell = partial(_cell, table)
     for name in ("sampled_softmax", "nce"):
-        yield cell(name, "cost", "cost of an epoch", "N k", "confirmed", partial(evidence.sampled_cost, name))
-    yield cell("hierarchical_softmax", "cost", "cost of an epoch", "N log C", "confirmed", evidence.tree_cost)
-    yield cell("rg", "cost", "cost of an epoch", "--", "corrected", evidence.rg_needs_no_table)
+        yield cell(name, "cost", "cost of an epoch", "N k", "confirmed", partial(evidence.cost.sampled_cost, name))
+    yield cell("hierarchical_softmax", "cost", "cost of an epoch", "N log C", "confirmed", evidence.cost.tree_cost)
+    yield cell("rg", "cost", "cost of an epoch", "--", "corrected", evidence.cost.rg_needs_no_table)
 
 
 def _deviations(table: str) -> Iterator[Claim]:
@@ -145,12 +147,12 @@ def _deviations(table: str) -> Iterator[Claim]:
         " has the constant log((k + 1) q_y) on top, which no gradient sees",
         "section B.5",
         "confirmed",
-        evidence.importance_bias_vanishes,
+        evidence.bias.importance_bias_vanishes,
     )
-    yield cell("nce", "bias", asymptotic, "(1 + k) JS(P || q)", "contradicted", evidence.nce_bias)
-    yield cell(tree, "bias", asymptotic, "KL(P_s || P_HSM)", "corrected", evidence.tree_bias)
-    yield cell("rg", "bias", asymptotic, "O(||s||^3)", "corrected", evidence.rg_bias)
-    yield cell("sampled_softmax", "bias", curvature, "-chi2/(2k)", "corrected", evidence.sampled_curvature_bias)
+    yield cell("nce", "bias", asymptotic, "(1 + k) JS(P || q)", "contradicted", evidence.bias.nce_bias)
+    yield cell(tree, "bias", asymptotic, "KL(P_s || P_HSM)", "corrected", evidence.bias.tree_bias)
+    yield cell("rg", "bias", asymptotic, "O(||s||^3)", "corrected", evidence.bias.rg_bias)
+    yield cell("sampled_softmax", "bias", curvature, "-chi2/(2k)", "corrected", evidence.bias.sampled_curvature_bias)
     yield Claim(
         table,
         "nce",
@@ -159,33 +161,38 @@ def _deviations(table: str) -> Iterator[Claim]:
         "0: the draws are added up",
         "section B.5",
         "confirmed",
-        evidence.nce_has_no_curvature,
+        evidence.bias.nce_has_no_curvature,
     )
     for name in (tree, "rg"):
-        check = partial(evidence.deterministic, name)
+        check = partial(evidence.bias.deterministic, name)
         yield Claim(table, name, curvature, "0", "0: nothing is drawn", "section B.5", "confirmed", check)
-    yield cell("sampled_softmax", "variance", variance, "chi2/k", "confirmed", evidence.sampled_variance)
-    yield cell("nce", "variance", variance, "k chi2/(1 + k)^2", "corrected", evidence.nce_exact_variance)
+    yield cell("sampled_softmax", "variance", variance, "chi2/k", "confirmed", evidence.bias.sampled_variance)
+    yield cell("nce", "variance", variance, "k chi2/(1 + k)^2", "corrected", evidence.bias.nce_exact_variance)
     for name in (tree, "rg"):
-        yield cell(name, "variance", variance, "0", "confirmed", partial(evidence.deterministic, name))
+        yield cell(name, "variance", variance, "0", "confirmed", partial(evidence.bias.deterministic, name))
 
 
 def _table_3() -> Iterator[Claim]:
     table, source = "Table 3", "section B.5"
     for property in ("bias (asymptotic)", "bias (curvature)", "variance"):
         value = "0: it is the reference"
-        yield Claim(table, "softmax", property, "0", value, source, "confirmed", evidence.softmax_is_exact)
+        yield Claim(table, "softmax", property, "0", value, source, "confirmed", evidence.bias.softmax_is_exact)
     simple = 'sampled_softmax, "none"'
     total = "Z~ = exp(s_y) + k E_q[exp(s)]"
     cells = (
-        ("bias (asymptotic)", f"log(Z~/Z), {total}; it grows like log k", "log(Z~/Z)", evidence.simple_bias),
+        (
+            "bias (asymptotic)",
+            f"log(Z~/Z), {total}; it grows like log k",
+            "log(Z~/Z)",
+            evidence.bias.simple_bias,
+        ),
         (
             "bias (curvature)",
             f"-k Var_q(exp(s))/(2 Z~^2), {total}",
             "-k Var_q(e^s)/(2 Z~^2)",
-            evidence.simple_curvature,
+            evidence.bias.simple_curvature,
         ),
-        ("variance", f"k Var_q(exp(s))/Z~^2, {total}", "k Var_q(e^s)/Z~^2", evidence.simple_variance),
+        ("variance", f"k Var_q(exp(s))/Z~^2, {total}", "k Var_q(e^s)/Z~^2", evidence.bias.simple_variance),
     )
     for property, value, printed, check in cells:
         yield Claim(table, simple, property, printed, value, source, "confirmed", check)
@@ -195,7 +202,7 @@ def _table_3() -> Iterator[Claim]:
 def _table_4() -> Iterator[Claim]:
     table, source = "Table 4", "derived"
     for name, (cost, status) in EXACT_COSTS.items():
-        yield _cell(table, name, "cost", "cost of an epoch", cost, status, partial(evidence.linear_cost, name))
+        yield _cell(table, name, "cost", "cost of an epoch", cost, status, partial(evidence.cost.linear_cost, name))
     yield from _approximate_costs(table)
     notes: tuple[tuple[str, str, str, str, Check], ...] = (
         (
@@ -203,56 +210,56 @@ def _table_4() -> Iterator[Claim]:
             "dense exp/log/div",
             "a pass over all scores",
             "confirmed",
-            partial(evidence.linear_cost, "softmax"),
+            partial(evidence.cost.linear_cost, "softmax"),
         ),
         (
             "sparsemax",
             "threshold via sorting",
             "no sort is needed: Newton steps, or selection",
             "corrected",
-            partial(evidence.linear_cost, "sparsemax"),
+            partial(evidence.cost.linear_cost, "sparsemax"),
         ),
         (
             "entmax",
             "threshold sort + support-wise backprop",
             "no sort is needed; the support's N |P| is within N C",
             "corrected",
-            partial(evidence.linear_cost, "entmax"),
+            partial(evidence.cost.linear_cost, "entmax"),
         ),
         (
             "rankmax",
             "when setting to standard simplex",
             "for the map on the simplex, one positive at a time",
             "confirmed",
-            partial(evidence.linear_cost, "rankmax"),
+            partial(evidence.cost.linear_cost, "rankmax"),
         ),
         (
             "sampled_softmax",
             "(k + 1) classes an update; sampling O(1)",
             "O(1) for a draw from an alias table, which takes O(C) to build",
             "confirmed",
-            partial(evidence.sampled_cost, "sampled_softmax"),
+            partial(evidence.cost.sampled_cost, "sampled_softmax"),
         ),
         (
             "nce",
             "one positive + k negative logistic terms; sampling O(1)",
             "O(1) for a draw from an alias table, which takes O(C) to build",
             "confirmed",
-            partial(evidence.sampled_cost, "nce"),
+            partial(evidence.cost.sampled_cost, "nce"),
         ),
         (
             "hierarchical_softmax",
             "depth about ceil(log C)",
             "the mean path is within 1 bit of the entropy of the counts; the depth can be C - 1",
             "corrected",
-            evidence.tree_depth,
+            evidence.cost.tree_depth,
         ),
         (
             "rg",
             "dominated by solving closed-form solutions",
             "from moments: (N + C) d^2, no table of scores",
             "confirmed",
-            evidence.rg_needs_no_table,
+            evidence.cost.rg_needs_no_table,
         ),
     )
     for name, printed, value, status, check in notes:
@@ -268,7 +275,7 @@ def _text() -> Iterator[Claim]:
             "the sum over positives follows E[y]: DCG and P@k; the normalized form E[y/|y|]: R@k; neither NDCG",
             "section 2.3, appendix A.1",
             "contradicted",
-            evidence.multilabel_metrics,
+            evidence.order.multilabel_metrics,
         ),
         (
             "softmax",
@@ -277,7 +284,7 @@ def _text() -> Iterator[Claim]:
             "not for three classes or more; the order of the scores is kept all the same",
             "section 3.1.3",
             "contradicted",
-            evidence.schur,
+            evidence.order.schur,
         ),
         (
             "softmax",
@@ -286,7 +293,7 @@ def _text() -> Iterator[Claim]:
             "equal: Omega is Legendre on the simplex, if not in all of R^C",
             "proposition 3.1",
             "confirmed",
-            evidence.loss_is_bregman,
+            evidence.order.loss_is_bregman,
         ),
         (
             "sparsemax",
@@ -295,7 +302,7 @@ def _text() -> Iterator[Claim]:
             "larger by the target's mass off the support times its distance below the threshold",
             "section 3.1.2",
             "confirmed",
-            evidence.loss_bounds_bregman,
+            evidence.order.loss_bounds_bregman,
         ),
         (
             "softmax",
@@ -304,7 +311,7 @@ def _text() -> Iterator[Claim]:
             "for softmax, sparsemax, entmax and RG",
             "appendix A.2",
             "confirmed",
-            evidence.gradient_is_residual,
+            evidence.order.gradient_is_residual,
         ),
         (
             "rankmax",
@@ -313,7 +320,7 @@ def _text() -> Iterator[Claim]:
             _fact("rankmax", "fenchel_young").text,
             "section 3.1.4",
             "contradicted",
-            evidence.rankmax_has_no_potential,
+            evidence.order.rankmax_has_no_potential,
         ),
         (
             "entmax",
@@ -322,7 +329,7 @@ def _text() -> Iterator[Claim]:
             "if Omega is strictly convex: a tie then costs Omega(p) - Omega(p with both at their mean) > 0",
             "theorem 3.6",
             "corrected",
-            evidence.weak_order_needs_strict_convexity,
+            evidence.order.weak_order_needs_strict_convexity,
         ),
         (
             "sparsemax",
@@ -331,7 +338,7 @@ def _text() -> Iterator[Claim]:
             "exactly that, for ties in what one ranks by; sparse maps tie in p, not in s: rank by scores",
             "theorem B.2",
             "corrected",
-            evidence.ties_cost_exactly,
+            evidence.order.ties_cost_exactly,
         ),
         (
             "sparsemax",
@@ -340,7 +347,7 @@ def _text() -> Iterator[Claim]:
             "an equality with d as its formula has it, which is a gradient; with -d the inequality is reversed",
             "proposition B.3",
             "corrected",
-            evidence.alignment_is_an_equality,
+            evidence.order.alignment_is_an_equality,
         ),
         (
             "softmax",
@@ -349,7 +356,7 @@ def _text() -> Iterator[Claim]:
             "C - 1, null space of shifts; support - 1 for sparse maps",
             "section 3.1.3",
             "confirmed",
-            evidence.ranks,
+            evidence.curvature.ranks,
         ),
         (
             "softmax",
@@ -358,7 +365,7 @@ def _text() -> Iterator[Claim]:
             "the nonzero spectrum has no lower bound; sparsemax has condition number 1 on its support",
             "section 3.1.3",
             "contradicted",
-            evidence.condition,
+            evidence.curvature.condition,
         ),
         (
             "softmax",
@@ -367,7 +374,7 @@ def _text() -> Iterator[Claim]:
             "the same, for scores that are linear in the parameters",
             "section B.4",
             "confirmed",
-            evidence.descent_contracts,
+            evidence.curvature.descent_contracts,
         ),
         (
             "nce",
@@ -376,7 +383,7 @@ def _text() -> Iterator[Claim]:
             "only if no class is in a sample twice: the curvature is max multiplicity / 4",
             "section 3.2",
             "contradicted",
-            partial(evidence.denied, partial(evidence.rate_link, "nce", "sampled_softmax")),
+            partial(evidence.denied, partial(evidence.curvature.rate_link, "nce", "sampled_softmax")),
         ),
         (
             "sampled_softmax",
@@ -385,7 +392,7 @@ def _text() -> Iterator[Claim]:
             "for the suprema",
             "section 3.2",
             "confirmed",
-            partial(evidence.rate_link, "sampled_softmax", "softmax"),
+            partial(evidence.curvature.rate_link, "sampled_softmax", "softmax"),
         ),
         (
             "hierarchical_softmax",
@@ -394,7 +401,7 @@ def _text() -> Iterator[Claim]:
             "rho_HSM is smaller: 1/4 for sigmoids; 1/2 with a softmax at each node",
             "section 3.2",
             "contradicted",
-            partial(evidence.denied, partial(evidence.rate_link, "softmax", "hierarchical_softmax")),
+            partial(evidence.denied, partial(evidence.curvature.rate_link, "softmax", "hierarchical_softmax")),
         ),
         (
             "entmax",
@@ -403,7 +410,7 @@ def _text() -> Iterator[Claim]:
             "for the suprema, strictly",
             "section 3.2",
             "confirmed",
-            partial(evidence.rate_link, "hierarchical_softmax", "entmax"),
+            partial(evidence.curvature.rate_link, "hierarchical_softmax", "entmax"),
         ),
         (
             "sparsemax",
@@ -412,7 +419,7 @@ def _text() -> Iterator[Claim]:
             "for the suprema, strictly for alpha < 2",
             "section 3.2",
             "confirmed",
-            partial(evidence.rate_link, "entmax", "sparsemax"),
+            partial(evidence.curvature.rate_link, "entmax", "sparsemax"),
         ),
         (
             "softmax",
@@ -421,7 +428,7 @@ def _text() -> Iterator[Claim]:
             "suprema do not order the curvatures at given scores",
             "section B.4",
             "contradicted",
-            evidence.rates_are_not_pointwise,
+            evidence.curvature.rates_are_not_pointwise,
         ),
         (
             "rankmax",
@@ -430,7 +437,7 @@ def _text() -> Iterator[Claim]:
             "there is none: the loss is neither convex nor smooth",
             "section B.4",
             "contradicted",
-            evidence.rankmax_is_not_smooth,
+            evidence.curvature.rankmax_is_not_smooth,
         ),
         (
             "sampled_softmax",
@@ -439,7 +446,7 @@ def _text() -> Iterator[Claim]:
             'a ratio estimate: "logq" has k/(k + 1) of it even with q = P',
             "appendix A.5",
             "contradicted",
-            evidence.sampled_gradient,
+            evidence.bias.sampled_gradient,
         ),
     )
     return (Claim("Text", *row) for row in rows)
