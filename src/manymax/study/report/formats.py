@@ -22,7 +22,7 @@ LATEX = str.maketrans(
         "\n": " ",
     }
 )
-MARKDOWN = str.maketrans({**{sign: f"\\{sign}" for sign in "\\`*_[]<>|"}, "\n": " "})
+_MARKDOWN = str.maketrans({**{sign: f"\\{sign}" for sign in "\\`*_[]<>|"}, "\n": " "})
 
 
 @dataclass(frozen=True)
@@ -95,23 +95,26 @@ def figure(value: float, digits: int = 4) -> str:
     return f"{value:.{digits}f}" if math.isfinite(value) else "-"
 
 
+def escape(text: str) -> str:
+    """Text as Markdown shows it, in one line."""
+    return text.translate(_MARKDOWN)
+
+
 def markdown(table: Table) -> str:
     """GitHub's Markdown: **best of a method**, ***best of a column***, (the paper's number)."""
     heads = [*table.heads, *(" ".join(column) for column in table.columns)]
-    lines = [[head.translate(MARKDOWN) for head in heads], ["---"] * len(heads)]
+    lines = [[escape(head) for head in heads], ["---"] * len(heads)]
     for names, cells in table.rows:
-        lines.append(
-            [*(name.translate(MARKDOWN) for name in names), *_spread_out(map(_markdown_cell, cells), cells, "")]
-        )
+        lines.append([*(escape(name) for name in names), *_spread_out(map(_markdown_cell, cells), cells, "")])
     body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    note = f"\n\n{table.note.translate(MARKDOWN)}" if table.note else ""
-    return f"## {table.title.translate(MARKDOWN)}\n\n{body}{note}\n"
+    note = f"\n\n{escape(table.note)}" if table.note else ""
+    return f"## {escape(table.title)}\n\n{body}{note}\n"
 
 
 def _markdown_cell(cell: Cell) -> str:
     stars = "***" if cell.overall else "**" if cell.best else ""
     paper = "" if cell.paper is None else f" ({figure(cell.paper, cell.digits)})"
-    return f"{stars}{str(cell).translate(MARKDOWN)}{stars}{paper}"
+    return f"{stars}{escape(str(cell))}{stars}{paper}"
 
 
 def comma_separated(table: Table) -> str:

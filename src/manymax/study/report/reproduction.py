@@ -10,16 +10,17 @@ from pathlib import Path
 
 from manymax.errors import ManymaxError
 from manymax.study.files import whole, write_json
-from manymax.study.reference import DATA, LEARNING_RATES, METRICS, NUMBERS, PaperNumber
+from manymax.study.reference import DATA, METRICS, NUMBERS, PaperNumber
 from manymax.study.report import figures, tables
 from manymax.study.report.apart import APART
+from manymax.study.report.beside import LARGE, as_in_the_paper, beside, far
 from manymax.study.report.collect import FINDINGS, PAPER_NAMES, decide, paper_name, read_decided
 from manymax.study.report.drawing import Figure, draw
 from manymax.study.report.evidence import from_paper
 from manymax.study.report.findings import FINDINGS as CLAIMS
 from manymax.study.report.findings import Case, Finding, verdict
-from manymax.study.report.formats import MARKDOWN, Cell, Table, markdown
-from manymax.study.report.paper import matching, printed
+from manymax.study.report.formats import Cell, Table, escape, markdown
+from manymax.study.report.paper import matching
 from manymax.study.report.runs import Run, Trial, data_name, read_study, trials
 from manymax.study.report.selection import METRIC, draws, nearest, question_1, question_2, rates, tuned
 
@@ -31,7 +32,6 @@ else:
 PAGE, FIGURES, CAUSES = Path("docs/reproduction.md"), Path("docs/figures"), Path("docs/causes.toml")
 RESULTS = Path("results/study")
 PREFIX = "reproduction_"  # of the figures' files
-LARGE = 5.0  # percent: a difference that needs a cause
 NOT_EXAMINED, NOT_ENOUGH = "not examined", "Not enough runs"
 
 INTRODUCTION = """# The paper's tables, run again
@@ -153,10 +153,6 @@ def page(collected: Collected) -> str:
     return "\n".join(part.rstrip("\n") + "\n" for part in parts)
 
 
-def _text(text: str) -> str:
-    return text.translate(MARKDOWN)
-
-
 def _sub(table: Table) -> str:
     return f"#{markdown(table)}"
 
@@ -176,7 +172,7 @@ def _board(collected: Collected) -> Iterator[str]:
     yield markdown(Table("findings", "", ("", "finding"), columns, tuple(rows))).partition("\n\n")[2]
     for finding in CLAIMS:
         yield f"### Finding {finding.number}\n"
-        yield f"{_text(finding.claim)} {_text(finding.rule)}\n"
+        yield f"{escape(finding.claim)} {escape(finding.rule)}\n"
         yield "\n".join(_case_lines(collected.cases.get(finding.number, ()))) + "\n"
 
 
@@ -192,61 +188,7 @@ def _case_lines(cases: Sequence[Case]) -> Iterator[str]:
     if not cases:
         yield f"{NOT_ENOUGH}: no case can be looked at yet."
     for says, word in ((False, "opposes"), (True, "supports"), (None, "open")):
-        yield from (f"- {word}: {_text(case.name)}: {_text(case.why)}" for case in cases if case.supports is says)
-
-
-def of_the_paper(trial: Trial) -> dict[str, PaperNumber]:
-    """{metric: what the paper prints} for the trial's data, backbone, loss and negatives, at its best rate by N@20."""
-    here = _as_in_the_paper(trial)
-    rates = (None,) if trial.lr is None else LEARNING_RATES["lr"]
-    found = [
-        {metric: number for metric in METRICS if (number := printed(replace(here, lr=rate), metric)) is not None}
-        for rate in rates
-    ]
-    return max((each for each in found if METRIC in each), key=lambda each: each[METRIC].value, default={})
-
-
-def _as_in_the_paper(trial: Trial) -> Trial:
-    """The trial on data with the paper's name."""
-    run = trial.runs[0]
-    settings = {**run.settings, "name": paper_name(trial)}
-    return replace(trial, runs=(replace(run, record=run.record.model_copy(update={"settings": settings})),))
-
-
-def difference(trial: Trial, metric: str) -> float | None:
-    """How far ours is from the paper's, in percent of the paper's."""
-    number, ours = of_the_paper(trial).get(metric), trial.mean(metric)
-    return None if number is None or ours is None else 100 * (ours / number.value - 1)
-
-
-def _beside(name: str, title: str, rows: Sequence[Trial], note: str = "") -> Table:
-    """Ours with the paper's in brackets, and the difference; the best of a metric is marked."""
-    best = {metric: max((trial.mean(metric) or 0.0 for trial in rows), default=0.0) for metric in METRICS}
-    lines = []
-    for trial in rows:
-        numbers = of_the_paper(trial)
-        theirs = numbers[METRIC].setting.get("lr", "not stated") if numbers else ""
-        lr = "" if trial.lr is None else f"{trial.lr:g}"
-        heads = (trial.label, trial.batches or "", lr, str(theirs), str(len(trial.runs)))
-        lines.append((heads, tuple(cell for metric in METRICS for cell in _pair(trial, metric, best[metric]))))
-    columns = tuple(column for metric in METRICS for column in ((tables.short(metric),), ("difference, %",)))
-    return Table(name, title, ("loss", "batches", "lr", "the paper's lr", "seeds"), columns, tuple(lines), note)
-
-
-def _pair(trial: Trial, metric: str, best: float) -> tuple[Cell, Cell]:
-    number, ours, percent = of_the_paper(trial).get(metric), trial.mean(metric), difference(trial, metric)
-    value = Cell(ours, trial.spread(metric), "-", best=ours == best, paper=number.value if number else None)
-    return value, Cell(text="" if percent is None else _signed(percent))
-
-
-def _signed(percent: float) -> str:
-    """With its sign, but for zero.
-
-    >>> _signed(-10.42), _signed(-0.01), _signed(3.0)
-    ('-10.4', '0.0', '+3.0')
-    """
-    rounded = round(percent, 1)
-    return f"{rounded:+.1f}" if rounded else "0.0"
+        yield from (f"- {word}: {escape(case.name)}: {escape(case.why)}" for case in cases if case.supports is says)
 
 
 def _by_place(made: Iterable[Trial]) -> dict[tuple[str, str], list[Trial]]:
@@ -262,7 +204,7 @@ def _accuracy(made: Sequence[Trial]) -> Iterator[str]:
     if not first:
         yield f"{NOT_ENOUGH}: none has finished.\n"
     for (data, backbone), here in _by_place(first).items():
-        table = _beside("", f"{backbone}, {data}", tuned(here), _popularity(here))
+        table = beside(f"{backbone}, {data}", tuned(here), _popularity(here))
         yield _sub(table)
     every = rates(made)
     for backbone in dict.fromkeys(trial.backbone for trial in every):
@@ -306,14 +248,14 @@ def _negatives(made: Sequence[Trial]) -> Iterator[str]:
     if not rows:
         yield f"{NOT_ENOUGH}: needed is a sampled loss with several numbers of negatives or proposals.\n"
     for (data, backbone), here in rows.items():
-        yield _sub(_beside("", f"{backbone}, {data}: sampled losses", tuned(here), "Bold: the best of a column."))
+        yield _sub(beside(f"{backbone}, {data}: sampled losses", tuned(here), "Bold: the best of a column."))
 
 
 def _differences(made: Sequence[Trial], causes: Mapping[tuple[str, str, str], str]) -> Iterator[str]:
     yield f"## Where ours differs from the paper by more than {LARGE:g} percent\n"
     by_cause: dict[str, list[str]] = defaultdict(list)
     for trial in tuned(nearest(made)):
-        if line := _far(trial):
+        if line := far(trial):
             names = (data_name(trial.settings), paper_name(trial))
             keys = [(name, trial.backbone, trial.loss) for name in names]
             by_cause[next((causes[key] for key in keys if key in causes), NOT_EXAMINED)].append(line)
@@ -321,24 +263,6 @@ def _differences(made: Sequence[Trial], causes: Mapping[tuple[str, str, str], st
         yield "\n".join([f"Likely cause: {cause}.\n", *lines]) + "\n"
     if not by_cause:
         yield "Nowhere, as far as there are runs.\n"
-
-
-def _far(trial: Trial) -> str:
-    """One line on a trial that is far from the paper's number in any metric; empty for one that is near."""
-    percents = {metric: p for metric in METRICS if (p := difference(trial, metric)) is not None and abs(p) > LARGE}
-    if not percents:
-        return ""
-    by = ", ".join(f"{tables.short(metric)} {_signed(percent)} %" for metric, percent in percents.items())
-    return f"- {_text(', '.join((*trial.place, trial.label)))}: {by}.{_same_rate(trial)}"
-
-
-def _same_rate(trial: Trial) -> str:
-    """What the paper prints at the rate of the trial, where that is not its best."""
-    best, here = of_the_paper(trial).get(METRIC), printed(_as_in_the_paper(trial), METRIC)
-    if best is None or here is None or here.setting == best.setting:
-        return ""
-    percent = _signed(100 * ((trial.mean(METRIC) or 0.0) / here.value - 1))
-    return f" At {tables.rate(trial.lr)} the paper prints {tables.short(METRIC)} {here.value:.4f} ({percent} %)."
 
 
 def _convergence(made: Sequence[Trial]) -> Iterator[str]:
@@ -376,7 +300,7 @@ def drawings(collected: Collected) -> list[Figure]:
 
 def _image(figure: Figure) -> str:
     link = f"{FIGURES.name}/{PREFIX}{figure.name}.svg"
-    return f"![{_text(figure.title)}]({link})\n\n{_text(figure.title)}. {_text(figure.note)}\n"
+    return f"![{escape(figure.title)}]({link})\n\n{escape(figure.title)}. {escape(figure.note)}\n"
 
 
 def _models(made: Sequence[Trial]) -> Iterator[str]:
@@ -448,7 +372,7 @@ def _origin(collected: Collected) -> Iterator[str]:
     yield _sub(Table("", "Hours", ("study",), (("runs",), ("hours",), ("of them training",)), tuple(rows)))
     for what in ("versions", "machine"):
         seen = {", ".join(f"{k} {v}" for k, v in getattr(run.record, what).items()) for run in runs}
-        yield "\n".join(f"- {what}: {_text(each)}" for each in sorted(seen)) + "\n"
+        yield "\n".join(f"- {what}: {escape(each)}" for each in sorted(seen)) + "\n"
 
 
 def _hours(runs: Sequence[Run]) -> tuple[Cell, ...]:
@@ -467,7 +391,9 @@ def _missing(made: Sequence[Trial], collected: Collected) -> Iterator[str]:
         lines.append(f"- The findings rest on {len(gone)} runs that are no longer among the records.")
     if late:
         lines.append(f"- {len(late)} runs have not been looked at for the findings yet.")
-    lines += [f"- {_text(_called(run))}: {run.record.status}." for run in collected.runs if run.record.status != "done"]
+    lines += [
+        f"- {escape(_called(run))}: {run.record.status}." for run in collected.runs if run.record.status != "done"
+    ]
     yield "\n".join(lines or ["Nothing."]) + "\n"
 
 
@@ -478,7 +404,7 @@ def _called(run: Run) -> str:
 
 def _gaps(made: Sequence[Trial]) -> Iterator[str]:
     """For each place the losses, then the settings of the other losses, of which the paper prints a number."""
-    met = {number for trial in made for number in matching(_as_in_the_paper(trial), METRIC)}
+    met = {number for trial in made for number in matching(as_in_the_paper(trial), METRIC)}
     places: dict[str, dict[str, list[PaperNumber]]] = {}
     for number in NUMBERS:
         if number.metric == METRIC:
