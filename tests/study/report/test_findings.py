@@ -152,6 +152,11 @@ def test_rates_that_only_one_was_run_at_are_left_out(tmp_path: Path) -> None:
     assert [case.supports for case in judged(tmp_path, runs, 1).cases] == [None, None]
 
 
+def test_the_same_best_rate_needs_no_test(tmp_path: Path) -> None:
+    found = judged(tmp_path, rates(1e-3, 1e-3, 1e-4), 1)
+    assert {case.part: bool(case.runs) for case in found.cases} == {"sparsemax": False, "entmax": True}
+
+
 def test_best_rates_that_are_best_by_chance_decide_nothing(tmp_path: Path) -> None:
     runs = [run | {"quality": 0.3 if run["quality"] == 0.2 else 0.3001} for run in rates(1e-2, 1e-3, 1e-4)]
     assert [case.supports for case in judged(tmp_path, runs, 1).cases] == [None, None]

@@ -58,7 +58,7 @@ def larger_rates(evidence: Evidence) -> Iterator[Case]:
             own, its = (max(points, key=lambda lr: points[lr].selected) for points in (softmax, other))
             matters = beats(softmax[own], softmax[its]) or beats(other[its], other[own])
             why = f"of {len(softmax)} rates {own:g} is best for softmax, {its:g} for {loss}"
-            runs = _runs(softmax[own], softmax[its], other[own], other[its])
+            runs = () if own == its else _runs(softmax[own], softmax[its], other[own], other[its])
             yield Case(_name(place, loss), own > its if own != its and matters else None, why, loss, runs)
 
 
