@@ -32,7 +32,7 @@ import torch
 from implicit.cpu.als import AlternatingLeastSquares
 from torch import Tensor
 
-from manymax.als import RGFactorization
+from manymax.members.rg.als import RGFactorization
 
 NOTE = "implicit minimises another objective (weighted squares with a matrix per row), so this is a comparison of cost."
 BARS = {"implicit, conjugate gradient": 7.0, "implicit, Cholesky": 20.0}  # times faster than these

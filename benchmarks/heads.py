@@ -31,7 +31,7 @@ from measure import environment, limits, median, parser, peak_mb, scores_like, w
 from torch import Tensor
 
 import manymax
-from manymax.heads import compiled
+from manymax.engine import native as compiled
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 DIM = 64

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from manymax import FAMILY
-from manymax.losses.facts import Member
+from manymax.engine.member import Member
 
 EXACT = [member for member in FAMILY.values() if member.kind == "exact"]
 INF = float("inf")

@@ -15,7 +15,7 @@ import manymax
 from manymax import advisor
 from manymax.advisor import Advice, Choice, advise
 from manymax.errors import ArgumentError, ArgumentTypeError
-from manymax.losses import FAMILY
+from manymax.members import FAMILY
 from manymax.theory.cost import Machine, Shape, predict_seconds
 
 # Orders of magnitude of a processor.

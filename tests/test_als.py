@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from manymax.als import RGFactorization, sparse, systems
-from manymax.als.sparse import Pairs, Rows
 from manymax.errors import ManymaxError
+from manymax.members.rg import interactions as sparse
+from manymax.members.rg import systems
+from manymax.members.rg.als import RGFactorization
+from manymax.members.rg.interactions import Pairs, Rows
 
 NUM_USERS, NUM_ITEMS, DIM = 9, 7, 4
 PRIOR = torch.tensor([5.0, 1.0, 0.5, 8.0, 2.0, 1.0, 0.1])

@@ -2,7 +2,7 @@
 
 from manymax import samplers
 from manymax.advisor import advise
-from manymax.als import RGFactorization
+from manymax.engine.fenchel_young import FenchelYoung
 from manymax.errors import ArgumentError, ArgumentTypeError, ManymaxError, UnknownNameError
 from manymax.heads import (
     HeadOptions,
@@ -27,17 +27,17 @@ from manymax.heads import (
     linear_taylor_softmax_loss,
     linear_topk,
 )
-from manymax.losses import FAMILY
-from manymax.losses.entmax import EntmaxLoss, entmax, entmax_loss
-from manymax.losses.fenchel_young import FenchelYoung
-from manymax.losses.hierarchical_softmax import (
+from manymax.members import FAMILY
+from manymax.members.entmax.loss import EntmaxLoss, entmax, entmax_loss
+from manymax.members.hierarchical_softmax.loss import (
     HierarchicalSoftmaxLoss,
     hierarchical_softmax_log_prob,
     hierarchical_softmax_loss,
 )
-from manymax.losses.nce import NCELoss, nce_loss
-from manymax.losses.rankmax import RankmaxLoss, rankmax, rankmax_loss
-from manymax.losses.rg import (
+from manymax.members.nce.loss import NCELoss, nce_loss
+from manymax.members.rankmax.loss import RankmaxLoss, rankmax, rankmax_loss
+from manymax.members.rg.als import RGFactorization
+from manymax.members.rg.loss import (
     RGLoss,
     class_moments,
     rg,
@@ -45,10 +45,10 @@ from manymax.losses.rg import (
     rg_log_partition_from_moments,
     rg_loss,
 )
-from manymax.losses.sampled_softmax import SampledSoftmaxLoss, sampled_softmax_loss
-from manymax.losses.softmax import SoftmaxLoss, softmax, softmax_loss
-from manymax.losses.sparsemax import SparsemaxLoss, sparsemax, sparsemax_loss
-from manymax.losses.taylor_softmax import TaylorSoftmaxLoss, taylor_softmax, taylor_softmax_loss
+from manymax.members.sampled_softmax.loss import SampledSoftmaxLoss, sampled_softmax_loss
+from manymax.members.softmax.loss import SoftmaxLoss, softmax, softmax_loss
+from manymax.members.sparsemax.loss import SparsemaxLoss, sparsemax, sparsemax_loss
+from manymax.members.taylor_softmax.loss import TaylorSoftmaxLoss, taylor_softmax, taylor_softmax_loss
 from manymax.ops.tree import ClassTree, HuffmanTree
 from manymax.samplers import SAMPLERS
 

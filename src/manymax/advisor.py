@@ -24,11 +24,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from manymax.engine.member import Member
 from manymax.errors import ArgumentError, ArgumentTypeError, check_choice
-from manymax.losses import FAMILY
-from manymax.losses.facts import Member
-from manymax.losses.hierarchical_softmax import mean_code_length
-from manymax.losses.softmax import softmax_loss
+from manymax.members import FAMILY
+from manymax.members.hierarchical_softmax.loss import mean_code_length
+from manymax.members.softmax.loss import softmax_loss
 from manymax.theory.bias_variance import deviation, negatives_needed
 from manymax.theory.cost import FLOAT, Machine, Shape, cost, is_sparse, measure_machine
 

@@ -17,41 +17,41 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src"
 
-LIBRARY = {"errors", "table", "ops", "losses", "samplers", "heads", "distributed", "als", "theory", "advisor"}
+LIBRARY = {"errors", "table", "ops", "engine", "members", "samplers", "heads", "distributed", "theory", "advisor"}
 
 # What each part may import of ours, besides itself, `errors` and `table`. The most specific row counts.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "table": set(),
     "ops": set(),
-    "losses": {"ops"},
+    "engine": {"ops"},
+    "members": {"engine", "samplers", "ops"},
     "samplers": {"ops"},
-    "heads": {"losses", "samplers", "ops"},
-    "distributed": {"heads", "theory", "losses", "samplers", "ops"},
-    "als": {"losses", "samplers", "ops"},
-    "theory": {"losses", "samplers", "ops"},
-    "advisor": {"losses", "heads", "theory"},
+    "heads": {"members", "engine", "samplers", "ops"},
+    "distributed": {"heads", "theory", "members", "engine", "samplers", "ops"},
+    "theory": {"members", "engine", "samplers", "ops"},
+    "advisor": {"members", "engine", "heads", "theory"},
     "study.data": {"study.files", "study.seeds"},
-    "study.data.batches": {"losses", "heads", "study.data"},
+    "study.data.batches": {"engine", "study.data"},
     "study.metrics": set(),
     "study.records": {"study.config", "study.data", "study.files"},
-    "study.reference": set(),
     "study.backbones": {"study.data", "ops"},
-    "study.parallel": {"distributed", "losses", "samplers", "study.data"},
+    "study.parallel": {"distributed", "engine", "samplers", "study.data"},
     "study.train": {"heads", "samplers"}
     | {f"study.{n}" for n in ("backbones", "config", "course", "data", "parallel", "seeds")},
-    "study.train_als": {"als", "study.backbones", "study.course", "study.data", "study.seeds", "study.train"},
+    "study.train_als": {"members", "study.backbones", "study.course", "study.data", "study.seeds", "study.train"},
     "study.evaluate": {"heads", "study.backbones", "study.data", "study.metrics"},
-    "study.report": {"losses", "study.files", "study.records", "study.reference"},
-    "study": {*LIBRARY, "study"},
-    "cli": {"losses", "samplers", "distributed", "theory", "advisor", "study", ""},
+    "study.report": {"members", "study.files", "study.records", "paper"},
+    "study": {*LIBRARY, "study", "paper"},
+    "paper": {*LIBRARY, "study"},
+    "cli": {"members", "engine", "samplers", "distributed", "theory", "advisor", "study", "paper", ""},
     "": LIBRARY,  # manymax/__init__.py: the public names
     "__main__": {"cli"},
 }
 BESIDES = {"errors", "table"}
 
 # Members that others may name as a special case of theirs, or they of it.
-SPECIAL_CASES = {"losses.softmax", "losses.entmax"}
+SPECIAL_CASES = {"softmax", "entmax"}
 
 
 def parse(source: Path) -> dict[str, ast.Module]:
@@ -118,15 +118,17 @@ def foreign(trees: dict[str, ast.Module]) -> list[str]:
 
 
 def entangled(trees: dict[str, ast.Module]) -> list[str]:
-    """'a imports b' for every member that imports `manymax.losses` itself or a member that is no special case."""
-    members = {name for name, tree in trees.items() if name.startswith("losses.") and "MEMBER" in assigned(tree)}
-    refused = members - SPECIAL_CASES | {"losses"}
-    return [f"{m} imports {name}" for m in sorted(members) for name in sorted(ours(trees[m], set(trees)) & refused)]
-
-
-def assigned(tree: ast.Module) -> set[str]:
-    targets = [t for node in tree.body if isinstance(node, ast.Assign) for t in node.targets]
-    return {target.id for target in targets if isinstance(target, ast.Name)}
+    """'a imports b' for every module of a member that imports the table, or a member that is no special case."""
+    found = []
+    for module, tree in trees.items():
+        if not module.startswith("members."):
+            continue
+        own = module.split(".")[1]
+        for name in sorted(ours(tree, set(trees))):
+            other = name.split(".")[1] if name.startswith("members.") else None
+            if name == "members" or (other is not None and other not in {own, *SPECIAL_CASES}):
+                found.append(f"{module} imports {name}")
+    return found
 
 
 TREES = parse(SOURCE)
@@ -156,24 +158,29 @@ def test_importing_the_library_loads_neither_the_command_nor_the_study() -> None
         [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True, check=True
     )
     loaded = set(result.stdout.split())
-    assert "manymax.losses" in loaded
+    assert "manymax.members" in loaded
     assert not loaded & {"manymax.cli", "manymax.study", "typer", "rich", "scipy", "entmax", "implicit"}
 
 
 @pytest.mark.parametrize(
     ("check", "module", "statement", "complaint"),
     [
-        (wrong_direction, "ops.simplex", "from manymax.losses import FAMILY", "ops.simplex imports losses"),
-        (wrong_direction, "losses.softmax", "import manymax", "losses.softmax imports manymax"),
-        (wrong_direction, "losses.base", "def f():\n    from manymax.cli import main", "losses.base imports cli"),
+        (wrong_direction, "ops.simplex", "from manymax.members import FAMILY", "ops.simplex imports members"),
+        (wrong_direction, "members.softmax.loss", "import manymax", "members.softmax.loss imports manymax"),
+        (wrong_direction, "engine.target", "def f():\n    from manymax.cli import main", "engine.target imports cli"),
         (wrong_direction, "theory.cost", "import manymax.heads.dense", "theory.cost imports heads.dense"),
         (wrong_direction, "study.data.split", "from manymax.study import run", "study.data.split imports study"),
-        (foreign, "als", "import scipy.sparse", "als imports scipy.sparse"),
+        (foreign, "ops", "import scipy.sparse", "ops imports scipy.sparse"),
         (foreign, "", "import typer", " imports typer"),
-        (entangled, "losses.nce", "from manymax.losses import FAMILY\nMEMBER = 1", "losses.nce imports losses"),
-        (entangled, "losses.rg", "import manymax.losses.rankmax\nMEMBER = 1", "losses.rg imports losses.rankmax"),
+        (entangled, "members.nce.loss", "from manymax.members import FAMILY", "members.nce.loss imports members"),
+        (
+            entangled,
+            "members.rg.loss",
+            "import manymax.members.rankmax.loss",
+            "members.rg.loss imports members.rankmax.loss",
+        ),
     ],
 )
 def test_a_forbidden_import_is_found(check, module: str, statement: str, complaint: str) -> None:
-    trees = {"losses.rankmax": ast.parse("MEMBER = 1"), "heads.dense": ast.parse(""), module: ast.parse(statement)}
+    trees = {"members.rankmax.loss": ast.parse(""), "heads.dense": ast.parse(""), module: ast.parse(statement)}
     assert check(trees) == [complaint]

@@ -17,7 +17,7 @@ from manymax.cli.advise import read_machine
 from manymax.cli.app import app
 from manymax.cli.tensors import read_tensor
 from manymax.errors import ArgumentError, ManymaxError
-from manymax.losses import FAMILY
+from manymax.members import FAMILY
 from manymax.theory.cost import Machine
 
 MACHINE = Machine(flops=1e-11, exponentials=1e-9, fresh=2e-9, near=4e-10, far=1e-9, sorted=2e-8, calls=1e-6)

@@ -19,9 +19,9 @@ from manymax.cli import losses as losses_command
 from manymax.cli import show as show_command
 from manymax.cli.app import app
 from manymax.cli.record import cell, columns, record, word
+from manymax.engine.member import Fact, Member
 from manymax.errors import ManymaxError
-from manymax.losses import FAMILY
-from manymax.losses.facts import Fact, Member
+from manymax.members import FAMILY
 from manymax.table import Table
 
 FACT_KEYS = {"value", "text", "source", "status", "printed", "computable"}

@@ -17,7 +17,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 from manymax.cli.app import app
-from manymax.losses import FAMILY
+from manymax.members import FAMILY
 from manymax.study import diagnosis
 from manymax.study.config import RunConfig
 from manymax.study.run import run as run_study

@@ -15,7 +15,7 @@ from manymax.cli.app import app
 from manymax.cli.plan import local_network
 from manymax.distributed import Network, plan
 from manymax.errors import ArgumentError
-from manymax.losses import FAMILY
+from manymax.members import FAMILY
 from manymax.theory.cost import Machine, Shape
 
 MACHINE = Machine(flops=1e-11, exponentials=1e-9, fresh=2e-9, near=4e-10, far=1e-9, sorted=2e-8, calls=1e-6)

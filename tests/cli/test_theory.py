@@ -7,15 +7,15 @@ from dataclasses import replace
 from io import StringIO
 
 import pytest
+from manymax.theory.evidence import Finding
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from manymax.cli import console as look
 from manymax.cli import theory as theory_command
 from manymax.cli.app import app
-from manymax.theory import claims
-from manymax.theory.claims import CLAIMS, Claim
-from manymax.theory.evidence import Finding
+from manymax.paper import claims
+from manymax.paper.claims import CLAIMS, Claim
 
 KEYS = {"table", "member", "property", "printed", "value", "source", "status", "holds", "measured"}
 

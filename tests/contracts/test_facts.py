@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from manymax.losses.facts import Fact
+from manymax.engine.member import Fact
 from manymax.ops import operators, simplex
 from tests.exact import Case, cases, normal
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import manymax
 from manymax import FAMILY, ArgumentError, ArgumentTypeError
-from manymax.losses.facts import Member
+from manymax.engine.member import Member
 
 C, DIM, ROWS = 37, 8, 64
 HAS_VECTORS = [member for member in FAMILY.values() if member.kind != "tree"]

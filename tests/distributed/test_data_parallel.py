@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
+from manymax.engine.target import Target
 from manymax.errors import ArgumentError, ManymaxError
-from manymax.losses.base import Target
 from manymax.samplers import SAMPLERS
 from manymax.study.config import RunConfig
 from manymax.study.data.batches import Batch

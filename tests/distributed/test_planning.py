@@ -10,7 +10,7 @@ import pytest
 from manymax.distributed import Network, measure_network, plan, traffic
 from manymax.distributed.collectives import Ranks
 from manymax.errors import ArgumentError, ManymaxError
-from manymax.losses import FAMILY
+from manymax.members import FAMILY
 from manymax.theory.cost import Machine, Shape, cost
 from tests.distributed import jobs
 from tests.distributed.pool import Pool

@@ -12,7 +12,7 @@ import manymax
 from manymax import ArgumentError, ManymaxError
 from manymax.distributed import ShardedHead
 from manymax.distributed.sharding import Shards
-from manymax.heads.options import HeadOptions
+from manymax.engine.options import HeadOptions
 from tests.distributed import jobs
 from tests.distributed.pool import Pool
 

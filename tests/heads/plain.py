@@ -17,9 +17,9 @@ from torch import Tensor
 
 import manymax
 from manymax import FAMILY
-from manymax.heads import compiled
-from manymax.heads.options import read_options
-from manymax.losses.facts import Member
+from manymax.engine import native as compiled
+from manymax.engine.member import Member
+from manymax.engine.options import read_options
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 REGIMES = ("wide", "thin", "mixed")

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import manymax
+from manymax.engine import native as compiled
 from manymax.errors import ManymaxError
-from manymax.heads import compiled
 from tests.heads.plain import no_compiler
 
 SPARSE = {

@@ -348,8 +348,8 @@ def test_masked_classes_get_no_gradient(case: Case) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_where_values_cannot_be_looked_at(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a device whose values the host does not wait for: nothing is checked, and everything else is the same."""
-    for module in ("linear", "moments", "target"):
-        monkeypatch.setattr(f"manymax.heads.{module}.visible", lambda *_: False, raising=False)
+    for module in ("engine.linear", "engine.row_target", "members.rg.kernel"):
+        monkeypatch.setattr(f"manymax.{module}.visible", lambda *_: False, raising=False)
     problem = make_problem(12, num_classes=60, masked=True)
     label_smoothing = 0.25 if case.member.smoothing else 0.0
     for kind, multilabel in itertools.product(KINDS, ("sum", "normalized")):

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 import manymax
-from manymax.losses.nce import nce_loss
-from manymax.losses.sampled_softmax import sampled_softmax_loss
+from manymax.members.nce.loss import nce_loss
+from manymax.members.sampled_softmax.loss import sampled_softmax_loss
 from manymax.samplers import SAMPLERS, Draw, Sampler
 from tests.heads.plain import Problem, agree, class_weights, make_problem, make_target, upstream
 

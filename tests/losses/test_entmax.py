@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from manymax import ArgumentError, ArgumentTypeError, EntmaxLoss, entmax, entmax_loss, softmax, softmax_loss, sparsemax
-from manymax.losses.entmax import omega, smoothness
+from manymax.members.entmax.loss import omega, smoothness
 from tests import reference
 from tests.exact import INF, normal
 

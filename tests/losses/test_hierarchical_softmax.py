@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.func import functional_call, grad, jacrev, vmap
 
 from manymax.errors import ArgumentError, ArgumentTypeError, ManymaxError
-from manymax.losses import hierarchical_softmax as module
-from manymax.losses.hierarchical_softmax import (
+from manymax.members.hierarchical_softmax import loss as module
+from manymax.members.hierarchical_softmax.loss import (
     MEMBER,
     HierarchicalSoftmaxLoss,
     hierarchical_softmax_log_prob,

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 
 from manymax import FAMILY, ArgumentError, ArgumentTypeError, NCELoss, nce_loss
-from manymax.losses.nce import expected_loss, variance
+from manymax.members.nce.loss import expected_loss, variance
 from manymax.ops.divergences import chi_square, jensen_shannon, kl
 
 mp = mpmath.mp.clone()

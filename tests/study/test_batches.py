@@ -15,7 +15,7 @@ from torch import Tensor
 
 import manymax
 from manymax import ArgumentError
-from manymax.losses.base import Target
+from manymax.engine.target import Target
 from manymax.study.data.batches import Batch, Batches, training_batches
 from manymax.study.data.interactions import Lists, Split
 from manymax.study.seeds import generator

@@ -6,7 +6,7 @@ import pytest
 from pydantic_core import PydanticUndefined
 
 from manymax.errors import ArgumentError, ManymaxError, UnknownNameError
-from manymax.losses import FAMILY
+from manymax.members import FAMILY
 from manymax.samplers import SAMPLERS
 from manymax.study.config import ONLY_FOR, RunConfig
 

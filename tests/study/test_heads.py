@@ -9,7 +9,7 @@ import torch
 
 from manymax.errors import ArgumentError
 from manymax.heads import LinearHead
-from manymax.losses import FAMILY
+from manymax.members import FAMILY
 from manymax.samplers import SAMPLERS
 from manymax.study.config import RunConfig
 from manymax.study.data.interactions import Lists, Split

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from manymax.losses import FAMILY
-from manymax.study.reference import DATA, NUMBERS, TABLES, PaperNumber
+from manymax.members import FAMILY
+from manymax.paper.numbers import DATA, NUMBERS, TABLES, PaperNumber
 
 LEARNING_RATE_TABLES = {"mf": "mf_losses", "sasrec": "sasrec_losses", "lightgcn": "lightgcn_ml1m"}
 

@@ -16,7 +16,7 @@ import pytest
 from safetensors.torch import load_file
 
 from manymax.errors import ArgumentError, ManymaxError
-from manymax.losses import FAMILY
+from manymax.members import FAMILY
 from manymax.study.records import MODEL, PROBE, RECORD, Record, read_record
 from manymax.study.references import REFERENCES
 from manymax.study.run import run

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from manymax.als import RGFactorization
-from manymax.losses import FAMILY
+from manymax.members import FAMILY
+from manymax.members.rg.als import RGFactorization
 from manymax.samplers import SAMPLERS
 from manymax.study.checkpoint import snapshot
 from manymax.study.config import RunConfig

@@ -8,11 +8,11 @@ from torch.autograd import gradcheck
 
 import manymax
 from manymax.errors import ArgumentError
-from manymax.losses import FAMILY
+from manymax.members import FAMILY
+from manymax.paper.whole_table import TABLE_LOSSES, WholeTable
 from manymax.study.config import COMPILED_LOSSES, RunConfig
 from manymax.study.data.interactions import Lists, Split
 from manymax.study.heads import build_head
-from manymax.study.whole_table import TABLE_LOSSES, WholeTable
 
 N, C, D = 6, 11, 4
 

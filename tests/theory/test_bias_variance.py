@@ -15,9 +15,9 @@ from torch import Tensor
 from benchmarks import bias as enumeration
 from manymax import ClassTree, HuffmanTree, nce_loss, sampled_softmax_loss, taylor_softmax_loss
 from manymax.errors import ArgumentError, ArgumentTypeError, ManymaxError
-from manymax.losses import FAMILY
-from manymax.losses.nce import expected_loss
-from manymax.losses.rg import error_bound
+from manymax.members import FAMILY
+from manymax.members.nce.loss import expected_loss
+from manymax.members.rg.loss import error_bound
 from manymax.theory import cases, log_sums
 from manymax.theory.approximations import APPROXIMATIONS, DRAWING, TOLERANCE, rg_series, tree_log_probs
 from manymax.theory.bias_variance import Estimate, deviation, divergences, drawn, estimate, negatives_needed

@@ -7,10 +7,10 @@ import scipy.optimize
 import torch
 from torch import Tensor
 
+from manymax.engine.fenchel_young import FenchelYoung
+from manymax.engine.member import Member
 from manymax.errors import ArgumentError
-from manymax.losses import FAMILY
-from manymax.losses.facts import Member
-from manymax.losses.fenchel_young import FenchelYoung
+from manymax.members import FAMILY
 from manymax.theory.bregman import (
     argmax_pair,
     asymmetry,

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from manymax import HuffmanTree
+from manymax.engine.member import Member
 from manymax.errors import ArgumentError
-from manymax.losses import FAMILY
-from manymax.losses.facts import Member
+from manymax.members import FAMILY
 from manymax.theory.consistency import (
     METRICS,
     LabelLaw,

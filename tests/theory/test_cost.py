@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import manymax
+from manymax.engine.options import HeadOptions
 from manymax.errors import ArgumentError, UnknownNameError
-from manymax.heads.options import HeadOptions
-from manymax.losses import FAMILY
+from manymax.members import FAMILY
 from manymax.ops.tree import HuffmanTree
 from manymax.theory import cost as module
 from manymax.theory.cost import Machine, Shape, Work, cost, is_sparse, measure_machine, predict_seconds

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import manymax
 from manymax.errors import ArgumentError, ArgumentTypeError
-from manymax.losses import FAMILY
+from manymax.members import FAMILY
 from manymax.theory import gradients as theory
 from manymax.theory.jacobian import jacobian
 from manymax.theory.order import member_map

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import manymax
+from manymax.engine.member import Member
 from manymax.errors import ArgumentError
-from manymax.losses import FAMILY
-from manymax.losses.facts import Member
+from manymax.members import FAMILY
 from manymax.theory.jacobian import (
     ALPHAS,
     CLOSED,

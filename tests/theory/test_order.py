@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from manymax.engine.member import Member
 from manymax.errors import ArgumentError
-from manymax.losses import FAMILY
-from manymax.losses.facts import Member
+from manymax.members import FAMILY
 from manymax.theory.order import GAP, Witness, majorizes, member_map, order_of
 
 WITH_MAP = [

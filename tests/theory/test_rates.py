@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from manymax.errors import ArgumentError
-from manymax.losses import FAMILY
+from manymax.members import FAMILY
 from manymax.theory.consistency import conditional_risk
 from manymax.theory.rates import (
     contractions,

@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from manymax.cli.record import calls, cell, columns, heading, settings_text, word
+from manymax.engine.member import Fact, Facts, Member
 from manymax.errors import ArgumentError
-from manymax.losses import FAMILY
-from manymax.losses.facts import Fact, Facts, Member
+from manymax.members import FAMILY
 from manymax.study.backbones import BACKBONES
 from manymax.study.records import RECORD, Record, read_record
 from manymax.study.references import REFERENCES

@@ -10,8 +10,8 @@ from rich.table import Table
 
 from manymax.cli import console as look
 from manymax.cli.record import CONTRADICTED, cell, columns, heading, record
-from manymax.losses import FAMILY
-from manymax.losses.facts import Member
+from manymax.engine.member import Member
+from manymax.members import FAMILY
 
 NOTE = f"{CONTRADICTED} not what the paper prints. Formulas, sources and what it prints: manymax show NAME"
 

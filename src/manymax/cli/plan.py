@@ -20,7 +20,7 @@ from manymax.distributed import Network, Plan, measure_network
 from manymax.distributed import plan as plan_step
 from manymax.distributed.collectives import Ranks
 from manymax.errors import ArgumentError
-from manymax.losses import FAMILY
+from manymax.members import FAMILY
 from manymax.theory.cost import Machine, Shape, measure_machine
 
 HEADINGS = ("member", "memory of a rank", "sent by a rank", "computing", "exchanging", "step", "")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from manymax.losses.facts import Fact, Facts, Member
+from manymax.engine.member import Fact, Facts, Member
 
 CONTRADICTED = "*"  # marks a fact that differs from what the paper prints
 

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from manymax.errors import ArgumentError
+from manymax.paper import reproduction as pages
 from manymax.study.report import collect
-from manymax.study.report import reproduction as pages
 
 
 def records(

@@ -9,8 +9,8 @@ import typer
 
 from manymax.cli import console as look
 from manymax.cli.record import calls, heading, record, settings_text, word
-from manymax.losses import FAMILY
-from manymax.losses.facts import Member
+from manymax.engine.member import Member
+from manymax.members import FAMILY
 
 
 def show(

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from manymax.cli import console as look
-from manymax.theory.claims import CLAIMS, STATUSES, TABLES, Result, run_claims
+from manymax.paper.claims import CLAIMS, STATUSES, TABLES, Result, run_claims
 
 HEADINGS = ("member", "property", "the paper prints", "what is right", "status", "source", "run again")
 

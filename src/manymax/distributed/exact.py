@@ -11,9 +11,11 @@ from torch.nn.functional import embedding
 
 from manymax.distributed import kernels
 from manymax.distributed.sharding import Shards, check_positives, local_target
+from manymax.engine.blocks import Kernel, in_dtype
+from manymax.engine.linear import apply_kernel, check_linear, omega_rows, read_head_target
+from manymax.engine.row_target import RowTarget, live_classes
+from manymax.engine.target import Target
 from manymax.errors import ArgumentError
-from manymax.heads.blocks import Kernel, in_dtype
-from manymax.heads.linear import apply_kernel, check_linear, omega_rows, read_head_target
 from manymax.heads.modules import (
     LinearEntmaxLoss,
     LinearRankmaxLoss,
@@ -22,10 +24,11 @@ from manymax.heads.modules import (
     LinearSparsemaxLoss,
     LinearTaylorSoftmaxLoss,
 )
-from manymax.heads.moments import square_norm
-from manymax.heads.target import RowTarget, live_classes
-from manymax.losses import entmax, rankmax, softmax, sparsemax
-from manymax.losses.base import Target
+from manymax.members.entmax import loss as entmax
+from manymax.members.rankmax import loss as rankmax
+from manymax.members.rg.kernel import square_norm
+from manymax.members.softmax import loss as softmax
+from manymax.members.sparsemax import loss as sparsemax
 from manymax.ops.checks import check_finite, working
 from manymax.ops.reduction import reduce
 

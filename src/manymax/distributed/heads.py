@@ -15,11 +15,11 @@ from torch.nn.functional import pad
 from manymax.distributed import exact, sampled
 from manymax.distributed.collectives import Ranks
 from manymax.distributed.sharding import Shards, make_shards, overlaps
+from manymax.engine.linear import check_linear
+from manymax.engine.target import Target
 from manymax.errors import ArgumentError, ArgumentTypeError
-from manymax.heads.linear import check_linear
 from manymax.heads.modules import LinearHead
 from manymax.heads.ranking import linear_topk, read_exclude
-from manymax.losses.base import Target
 from manymax.ops.checks import full_precision
 
 INIT_ROWS = 1 << 14  # class vectors drawn from one seed: they are the same for every number of ranks

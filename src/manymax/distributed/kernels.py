@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from manymax.distributed.collectives import Ranks
+from manymax.engine.blocks import Block, Dense, Kernel, Result, Sparse
+from manymax.engine.row_target import RowTarget
 from manymax.errors import ArgumentError
-from manymax.heads.blocks import Block, Dense, Kernel, Result, Sparse
 from manymax.heads.kernels import PIECE, support_entries
-from manymax.heads.target import RowTarget
-from manymax.losses.entmax import omega_slope
-from manymax.losses.taylor_softmax import polynomial, taylor_exp
+from manymax.members.entmax.loss import omega_slope
+from manymax.members.taylor_softmax.loss import polynomial, taylor_exp
 from manymax.ops import simplex
 from manymax.ops.checks import check_finite, visible
 

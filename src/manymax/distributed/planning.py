@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from manymax.distributed.collectives import Ranks
+from manymax.engine.member import Member
+from manymax.engine.options import PAD, HeadOptions
 from manymax.errors import ArgumentError
-from manymax.heads.options import PAD, HeadOptions
-from manymax.losses import FAMILY
-from manymax.losses.facts import Member
+from manymax.members import FAMILY
 from manymax.theory.cost import FLOAT, Cost, Machine, Shape, Work, cost, is_sparse
 
 DOUBLE = 8  # bytes: sums travel in float64

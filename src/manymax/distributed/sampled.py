@@ -17,14 +17,14 @@ from torch.nn.functional import logsigmoid, pad
 
 from manymax.distributed.collectives import Ranks
 from manymax.distributed.sharding import Shards
+from manymax.engine.blocks import bags, first_order, in_dtype
+from manymax.engine.linear import check_linear, read_head_target
+from manymax.engine.target import Target
 from manymax.errors import ArgumentError
-from manymax.heads.blocks import bags, first_order, in_dtype
-from manymax.heads.linear import check_linear, read_head_target
 from manymax.heads.modules import LinearNCELoss, LinearSampledSoftmaxLoss
 from manymax.heads.sampled import Pairs, SharedRows, check_sampler, read_log_q, read_pairs, sum_by_class
-from manymax.losses.base import Target
-from manymax.losses.nce import nce_loss
-from manymax.losses.sampled_softmax import sampled_softmax_loss
+from manymax.members.nce.loss import nce_loss
+from manymax.members.sampled_softmax.loss import sampled_softmax_loss
 from manymax.ops.checks import visible, working
 from manymax.ops.picked import entry_scores
 from manymax.ops.reduction import reduce

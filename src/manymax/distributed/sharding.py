@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from manymax.distributed.collectives import Ranks
+from manymax.engine.options import PAD, HeadOptions
+from manymax.engine.row_target import RowTarget
+from manymax.engine.target import Target
 from manymax.errors import ArgumentError
-from manymax.heads.options import PAD, HeadOptions
-from manymax.heads.target import RowTarget
-from manymax.losses.base import Target
 from manymax.ops.checks import visible
 
 

@@ -1,5 +1,7 @@
 """Heads: queries and class vectors to a loss, in blocks, never the (rows, classes) table."""
 
+from manymax.engine.options import HeadOptions
+from manymax.engine.row_target import group_pairs
 from manymax.heads.linear import (
     linear_entmax_loss,
     linear_rankmax_loss,
@@ -18,11 +20,9 @@ from manymax.heads.modules import (
     LinearSparsemaxLoss,
     LinearTaylorSoftmaxLoss,
 )
-from manymax.heads.moments import linear_rg_loss
-from manymax.heads.options import HeadOptions
 from manymax.heads.ranking import linear_scores, linear_topk
 from manymax.heads.sampled import linear_nce_loss, linear_sampled_softmax_loss
-from manymax.heads.target import group_pairs
+from manymax.members.rg.kernel import linear_rg_loss
 
 __all__ = [
     "HeadOptions",

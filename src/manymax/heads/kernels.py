@@ -11,12 +11,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from manymax.engine import native as compiled
+from manymax.engine.blocks import Block, Dense, Kernel, Result, Sparse
+from manymax.engine.row_target import RowTarget
 from manymax.errors import ArgumentError
-from manymax.heads import compiled
-from manymax.heads.blocks import Block, Dense, Kernel, Result, Sparse
-from manymax.heads.target import RowTarget
-from manymax.losses.entmax import omega_slope
-from manymax.losses.taylor_softmax import polynomial
+from manymax.members.entmax.loss import omega_slope
+from manymax.members.taylor_softmax.loss import polynomial
 from manymax.ops import simplex
 from manymax.ops.checks import check_finite
 

@@ -8,15 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from manymax.engine.linear import Options
+from manymax.engine.options import read_options
+from manymax.engine.sample import HIT_POLICIES
+from manymax.engine.target import Target, check_options, check_weight
 from manymax.errors import ArgumentError, ArgumentTypeError, check_choice
-from manymax.heads import linear, moments, sampled
-from manymax.heads.options import read_options
+from manymax.heads import linear, sampled
 from manymax.heads.ranking import linear_scores, linear_topk
-from manymax.losses.base import Target, check_options, check_weight
-from manymax.losses.entmax import EntmaxLoss
-from manymax.losses.sampled import HIT_POLICIES
-from manymax.losses.sampled_softmax import SampledSoftmaxLoss
-from manymax.losses.taylor_softmax import check_order, taylor_exp
+from manymax.members.entmax.loss import EntmaxLoss
+from manymax.members.rg import kernel as moments
+from manymax.members.sampled_softmax.loss import SampledSoftmaxLoss
+from manymax.members.taylor_softmax.loss import check_order, taylor_exp
 from manymax.samplers.base import Sampler
 from manymax.samplers.uniform import UniformSampler
 
@@ -108,7 +110,7 @@ class _ExactHead(LinearHead):
         ignore_index: int = -100,
         label_smoothing: float = 0.0,
         multilabel: str = "sum",
-        options: linear.Options = None,
+        options: Options = None,
     ) -> None:
         super().__init__(in_features, num_classes, bias=bias, device=device, dtype=dtype)
         check_options(reduction, label_smoothing, multilabel)

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
+from manymax.engine.blocks import bags, first_order, in_dtype, row_sparse
+from manymax.engine.linear import check_linear, read_head_target
+from manymax.engine.target import MULTILABEL, Target
 from manymax.errors import ArgumentError, ArgumentTypeError, check_choice
-from manymax.heads.blocks import bags, first_order, in_dtype, row_sparse
-from manymax.heads.linear import check_linear, read_head_target
-from manymax.losses.base import MULTILABEL, Target
-from manymax.losses.nce import nce_loss
-from manymax.losses.sampled_softmax import sampled_softmax_loss
+from manymax.members.nce.loss import nce_loss
+from manymax.members.sampled_softmax.loss import sampled_softmax_loss
 from manymax.ops.checks import full_precision, working
 from manymax.ops.lookup import lookup
 from manymax.ops.picked import in_table, picked_scores, table_is_cheaper

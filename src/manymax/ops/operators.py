@@ -1,7 +1,7 @@
 """`simplex.solve` and `simplex.apply` as operators that autograd, vmap and torch.compile do not look into.
 
 Both hold data-dependent searches. A vmapped dimension becomes more rows; torch.compile sees the
-shapes only; losses/entmax.py differentiates around them.
+shapes only; members/entmax/loss.py differentiates around them.
 """
 
 from __future__ import annotations

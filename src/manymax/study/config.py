@@ -10,12 +10,12 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from manymax.errors import ArgumentError, check_choice, unknown_name
-from manymax.losses import FAMILY
+from manymax.members import FAMILY
+from manymax.paper.whole_table import TABLE_LOSSES
 from manymax.samplers import SAMPLERS
 from manymax.study.backbones import BACKBONES
 from manymax.study.metrics import METRICS
 from manymax.study.references import REFERENCES
-from manymax.study.whole_table import TABLE_LOSSES
 
 COMPILED_LOSSES = ("sparsemax", "entmax", "rankmax")  # those of heads/rows.cpp
 SAMPLED = tuple(name for name, member in FAMILY.items() if member.kind == "sampled")

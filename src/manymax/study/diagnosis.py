@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from manymax.engine.member import Member
 from manymax.errors import ArgumentError, ManymaxError
-from manymax.losses import FAMILY
-from manymax.losses.facts import Member
+from manymax.members import FAMILY
 from manymax.ops.tree import HuffmanTree
 from manymax.study.data.interactions import PADDING
 from manymax.study.files import whole, write_json

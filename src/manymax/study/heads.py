@@ -11,15 +11,15 @@ from torch import nn
 import manymax.heads
 from manymax.errors import ArgumentError
 from manymax.heads import LinearHead
-from manymax.losses import FAMILY
-from manymax.losses.hierarchical_softmax import HierarchicalSoftmaxLoss
+from manymax.members import FAMILY
+from manymax.members.hierarchical_softmax.loss import HierarchicalSoftmaxLoss
 from manymax.ops.tree import HuffmanTree
+from manymax.paper.whole_table import Detached, WholeTable
 from manymax.samplers import SAMPLERS, Sampler
 from manymax.study.config import RunConfig
 from manymax.study.data.interactions import Split
 from manymax.study.references import REFERENCES
 from manymax.study.seeds import generator
-from manymax.study.whole_table import Detached, WholeTable
 
 # What an option is called by the head or sampler that takes it, where that is not its own name.
 KEYWORDS = {

@@ -27,8 +27,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from manymax.distributed.collectives import Ranks
+from manymax.engine.target import Target
 from manymax.errors import ArgumentError, ManymaxError
-from manymax.losses.base import Target
 from manymax.samplers import Sampler
 from manymax.samplers.base import Draw, FixedSampler
 from manymax.samplers.in_batch import InBatchSampler

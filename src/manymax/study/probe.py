@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manymax.losses import FAMILY
-from manymax.losses.facts import Member
+from manymax.engine.member import Member
+from manymax.members import FAMILY
 from manymax.study.data.batches import Batch
 from manymax.study.evaluate import known_lists
 from manymax.study.files import write_json

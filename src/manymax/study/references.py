@@ -15,9 +15,9 @@ from typing import Any
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from manymax.engine.target import Target
 from manymax.heads.modules import LinearHead, SampledHead
 from manymax.heads.sampled import linear_drawn_loss
-from manymax.losses.base import Target
 from manymax.samplers.base import Draw, Sampler
 from manymax.table import Table
 

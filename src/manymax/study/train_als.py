@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from manymax.als import RGFactorization
+from manymax.members.rg.als import RGFactorization
 from manymax.study.backbones.mf import MF
 from manymax.study.course import Course
 from manymax.study.data.interactions import Split

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from manymax.errors import ArgumentError
-from manymax.losses.rg import rg_log_partition
-from manymax.losses.taylor_softmax import taylor_exp
+from manymax.members.rg.loss import rg_log_partition
+from manymax.members.taylor_softmax.loss import taylor_exp
 from manymax.ops.tree import ClassTree
 from manymax.ops.tree_model import TreeModel
 from manymax.theory.cases import Case, check_count, read_cases

@@ -34,9 +34,9 @@ import torch
 from torch import Tensor
 
 from manymax.errors import ArgumentError
-from manymax.losses import FAMILY
-from manymax.losses.nce import nce_loss
-from manymax.losses.sampled_softmax import sampled_softmax_loss
+from manymax.members import FAMILY
+from manymax.members.nce.loss import nce_loss
+from manymax.members.sampled_softmax.loss import sampled_softmax_loss
 from manymax.ops import divergences as between
 from manymax.ops.tree import ClassTree
 from manymax.theory.approximations import APPROXIMATIONS, DRAWING, Parts, log_z_of, nce_offset, offset

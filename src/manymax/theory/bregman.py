@@ -24,8 +24,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from manymax.engine.fenchel_young import FenchelYoung
 from manymax.errors import ArgumentError
-from manymax.losses.fenchel_young import FenchelYoung
 from manymax.ops.checks import check_scores
 from manymax.theory.order import Map
 
@@ -42,7 +42,7 @@ def bregman_gap(pair: FenchelYoung, scores: Tensor, target: Tensor) -> Tensor:
         (...), 0 for a Legendre Omega, never negative.
 
     Example: softmax has no gap; sparsemax has one where a target is off the support.
-        >>> from manymax.losses import FAMILY
+        >>> from manymax.members import FAMILY
         >>> scores, target = torch.tensor([2.0, 0.0, -1.0]), torch.tensor([0.0, 0.5, 0.5])
         >>> bregman_gap(FAMILY["softmax"].fenchel_young(), scores, target).abs() < 1e-6
         tensor(True)
@@ -59,7 +59,7 @@ def threshold_gap(pair: FenchelYoung, scores: Tensor, target: Tensor) -> Tensor:
 
     The threshold, in units of scores, is grad Omega(0) - grad Omega(p_i) + s_i, the same for all i in the support.
 
-        >>> from manymax.losses import FAMILY
+        >>> from manymax.members import FAMILY
         >>> scores, target = torch.tensor([2.0, 0.0, -1.0]), torch.tensor([0.0, 0.5, 0.5])
         >>> threshold_gap(FAMILY["sparsemax"].fenchel_young(), scores, target)
         tensor(1.5000)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from manymax.errors import ArgumentError, ArgumentTypeError, check_choice
-from manymax.losses import FAMILY
-from manymax.losses.sampled_softmax import CORRECTIONS
-from manymax.losses.taylor_softmax import check_order
+from manymax.members import FAMILY
+from manymax.members.sampled_softmax.loss import CORRECTIONS
+from manymax.members.taylor_softmax.loss import check_order
 from manymax.ops.checks import check_finite, check_scores
 from manymax.ops.tree import ClassTree
 

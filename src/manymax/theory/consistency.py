@@ -29,10 +29,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from manymax.engine.member import Member
+from manymax.engine.target import MULTILABEL
 from manymax.errors import ArgumentError, check_choice
-from manymax.losses.base import MULTILABEL
-from manymax.losses.facts import Member
-from manymax.losses.taylor_softmax import taylor_exp
+from manymax.members.taylor_softmax.loss import taylor_exp
 from manymax.ops.tree import ClassTree
 from manymax.theory.gradients import discounts
 
@@ -163,7 +163,7 @@ def conditional_risk(
         (...).
 
     Example:
-        >>> from manymax.losses import FAMILY
+        >>> from manymax.members import FAMILY
         >>> scores = torch.tensor([[1.0, 0.0, 0.0], [2.0, 1.0, 0.0]])
         >>> conditional_risk(FAMILY["rankmax"], scores, torch.tensor([0.6, 0.22, 0.18]))
         tensor([0.5545, 0.5642])
@@ -235,7 +235,7 @@ def minimisers(
         One row for each minimiser that is known or was found, the highest score 0 unless a shift counts.
 
     Example:
-        >>> from manymax.losses import FAMILY
+        >>> from manymax.members import FAMILY
         >>> weights = torch.tensor([0.6, 0.22, 0.18])
         >>> minimisers(FAMILY["sparsemax"], weights).scores, minimisers(FAMILY["rankmax"], weights).scores
         (tensor([[ 0.0000, -0.3800, -0.4200]]), tensor([[ 0., -1., -1.]]))
@@ -438,7 +438,7 @@ def consistency(
         The finding, with the law, the scores and the cutoff of the largest regret.
 
     Example:
-        >>> from manymax.losses import FAMILY
+        >>> from manymax.members import FAMILY
         >>> consistency(FAMILY["softmax"], "recall").holds, consistency(FAMILY["rankmax"], "recall").holds
         (True, False)
         >>> consistency(FAMILY["softmax"], "ndcg", labels="multi").holds

@@ -29,10 +29,10 @@ from dataclasses import dataclass, fields
 import torch
 from torch.nn.functional import embedding_bag
 
+from manymax.engine.member import Member
 from manymax.errors import ArgumentError, check_choice
-from manymax.losses import FAMILY
-from manymax.losses.facts import Member
-from manymax.losses.hierarchical_softmax import mean_code_length
+from manymax.members import FAMILY
+from manymax.members.hierarchical_softmax.loss import mean_code_length
 from manymax.ops.picked import table_is_cheaper
 
 WAYS = ("blocked", "plain")

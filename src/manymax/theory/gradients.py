@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from manymax.engine.member import Member
 from manymax.errors import ArgumentError, ArgumentTypeError
-from manymax.losses.facts import Member
 from manymax.ops.checks import check_scores
 from manymax.theory.order import Map
 
@@ -156,7 +156,7 @@ def gradient(member: Member, scores: Tensor, target: Tensor, **settings: Any) ->
         (N, C).
 
     Example:
-        >>> from manymax.losses import FAMILY
+        >>> from manymax.members import FAMILY
         >>> gradient(FAMILY["sparsemax"], torch.tensor([[2.0, 1.5, 0.0]]), torch.tensor([1]))
         tensor([[ 0.7500, -0.7500,  0.0000]])
     """
@@ -194,7 +194,7 @@ def sampled_gradient(
         (N, C); 0 at classes that were not drawn.
 
     Example:
-        >>> from manymax.losses import FAMILY
+        >>> from manymax.members import FAMILY
         >>> scores, target, log_q = torch.zeros(1, 4), torch.tensor([0]), torch.tensor([1.0, 1.0, 1.0, 1e-9]).log()
         >>> g = sampled_gradient(FAMILY["ssm"], scores, target, log_q=log_q.log_softmax(-1), num_negatives=8)
         >>> g[0, 3], g.sum().abs() < 1e-6

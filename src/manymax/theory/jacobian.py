@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from manymax.engine.member import Member
 from manymax.errors import ArgumentError, check_choice
-from manymax.losses.entmax import smoothness
-from manymax.losses.facts import Member
-from manymax.losses.taylor_softmax import taylor_exp
+from manymax.members.entmax.loss import smoothness
+from manymax.members.taylor_softmax.loss import taylor_exp
 from manymax.ops.checks import check_scores
 from manymax.ops.deformed import power
 from manymax.theory.order import Map, member_map
@@ -49,7 +49,7 @@ def jacobian(
         (..., C, C).
 
     Example:
-        >>> from manymax.losses import FAMILY
+        >>> from manymax.members import FAMILY
         >>> jacobian(FAMILY["sparsemax"], torch.tensor([1.0, 0.5, -1.0]))
         tensor([[ 0.5000, -0.5000,  0.0000],
                 [-0.5000,  0.5000,  0.0000],
@@ -127,7 +127,7 @@ def null_space(jacobian: Tensor, tolerance: float = 1e-9) -> Tensor:
         tolerance: singular values up to this share of the largest count as 0.
 
     Example: softmax does not see shifts.
-        >>> from manymax.losses import FAMILY
+        >>> from manymax.members import FAMILY
         >>> null_space(jacobian(FAMILY["softmax"], torch.tensor([2.0, 1.0, 0.0]))).abs().T
         tensor([[0.5774, 0.5774, 0.5774]])
     """
@@ -265,7 +265,7 @@ def supremum(member: Member, num_classes: int, **settings: Any) -> float:
     For a Fenchel-Young member it is the smoothness that its facts state. Rankmax's map has C: all other classes just
     inside of the margin; its loss, whose Hessian is another matrix, has no constant.
 
-        >>> from manymax.losses import FAMILY
+        >>> from manymax.members import FAMILY
         >>> supremum(FAMILY["rankmax"], 7), round(supremum(FAMILY["entmax"], 1000), 4)
         (7.0, 0.8676)
     """

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from manymax.engine.member import Member
 from manymax.errors import ArgumentError
-from manymax.losses.facts import Member
 
 Map = Callable[[Tensor], Tensor]
 
@@ -94,7 +94,7 @@ def order_of(map: Map, num_classes: int = 5, *, rows: int = 1000, rounds: int = 
         The answer, and the simplest witness that the search can make of the worst row.
 
     Example:
-        >>> from manymax.losses import FAMILY
+        >>> from manymax.members import FAMILY
         >>> [order_of(member_map(FAMILY[name])).kind for name in ("softmax", "sparsemax", "taylor_softmax")]
         ['strict', 'weak', 'none']
         >>> print(order_of(member_map(FAMILY["taylor_softmax"]), num_classes=2).witness)

@@ -24,9 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from manymax.engine.member import Member
 from manymax.errors import ArgumentError
-from manymax.losses import FAMILY
-from manymax.losses.facts import Member
+from manymax.members import FAMILY
 from manymax.theory.jacobian import ALPHAS, sharpest_scores
 from manymax.theory.order import member_map
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from manymax.study.report import evidence
-from manymax.study.report.findings import FINDINGS, Judgement, judge
+from manymax.paper import judgement as evidence
+from manymax.paper.findings import FINDINGS, Judgement, judge
 from manymax.study.report.runs import Trial, read_study, trials
 from manymax.study.report.significance import Comparison
 from tests.study.report.generated import write_run

@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 
 from manymax.cli.app import app
 from manymax.errors import ManymaxError
+from manymax.paper import reproduction
+from manymax.paper.apart import APART
+from manymax.paper.findings import FINDINGS as CLAIMS
+from manymax.paper.reproduction import CAUSES, PAGE, RESULTS, drawings, page, read, write
 from manymax.study.files import read_json, write_json
 from manymax.study.records import EPOCHS, RECORD, read_record
-from manymax.study.report import reproduction
-from manymax.study.report.apart import APART
 from manymax.study.report.collect import FINDINGS, UNTESTED, collect, decide, portable
-from manymax.study.report.findings import FINDINGS as CLAIMS
-from manymax.study.report.reproduction import CAUSES, PAGE, RESULTS, drawings, page, read, write
 from manymax.study.report.runs import trials
 from tests.study.report.generated import write_run
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from manymax.errors import ManymaxError
-from manymax.losses import FAMILY
+from manymax.members import FAMILY
 from manymax.study.records import EPOCHS, RECORD, SETTINGS, write_epochs
 from manymax.study.report.runs import chosen, metrics, natural, read_study, trials
 from tests.study.report.generated import QUALITY, grid, write_run

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from manymax.paper.selection import nearest, question_1, question_2, rates
 from manymax.study.report.runs import Trial, read_study, trials
-from manymax.study.report.selection import nearest, question_1, question_2, rates
 from tests.study.report.generated import write_run
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from manymax.engine.row_target import group_pairs
+from manymax.engine.target import Target
 from manymax.errors import ArgumentError, check_choice
-from manymax.heads.target import group_pairs
-from manymax.losses.base import Target
 from manymax.study.data.interactions import PADDING, Lists, Split
 
 

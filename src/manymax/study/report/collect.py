@@ -16,9 +16,9 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from manymax.errors import ArgumentError, ManymaxError
+from manymax.paper.findings import Case, judge
 from manymax.study.files import read_json, whole, write_json
 from manymax.study.records import EPOCHS, PROBE, RECORD, USERS, Record
-from manymax.study.report.findings import Case, judge
 from manymax.study.report.runs import Run, Trial, data_name, identity, trials
 
 FINDINGS = "findings.json"

@@ -14,10 +14,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from manymax.errors import ManymaxError
+from manymax.paper.findings import Judgement, judge
 from manymax.study.files import whole
 from manymax.study.report import figures, tables
 from manymax.study.report.drawing import Figure, draw, interactive
-from manymax.study.report.findings import Judgement, judge
 from manymax.study.report.formats import FORMATS, Table
 from manymax.study.report.formats import figure as format_figure
 from manymax.study.report.runs import Study, Trial, read_study, trials

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from manymax.errors import ArgumentError, ManymaxError
-from manymax.losses import FAMILY
+from manymax.members import FAMILY
 from manymax.study.files import read_json
 from manymax.study.records import EPOCHS, PROBE, RECORD, SETTINGS, STUDY, USERS, Record, read_record, read_table
 

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from manymax.paper.printed import printed
 from manymax.study.report.formats import Cell, Table
-from manymax.study.report.paper import printed
 from manymax.study.report.runs import Run, Study, Trial, chosen, described, lower_is_better, metrics, natural, order
 from manymax.study.report.significance import LEVEL, compare, holm
 

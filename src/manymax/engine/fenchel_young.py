@@ -1,0 +1,184 @@
+"""The Fenchel-Young foundation: from a map and its regulariser to a loss.
+
+For a convex Omega on the simplex,
+
+    conjugate   Omega*(s) = max_p <p, s> - Omega(p)
+    map         p(s) = grad Omega*(s) = the maximiser
+    loss        L(t, s) = Omega*(s) + Omega(t) - <t, s>  >= 0, and 0 exactly when p(s) = t
+    gradient    p(s) - t
+    Bregman     D(p, q) = Omega(p) - Omega(q) - <grad Omega(q), p - q>
+
+Softmax, sparsemax and entmax are rows of this table (Omega = negative Tsallis entropies); a user's
+own pair works the same way. Rankmax and Taylor-softmax are not Fenchel-Young and do not pass here.
+
+Reference: Blondel, Martins, Niculae, "Learning with Fenchel-Young losses", JMLR 2020.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manymax.engine.target import (
+    Target,
+    check_options,
+    check_positives,
+    normalized_weights,
+    read_target,
+    row_losses,
+)
+from manymax.ops.checks import check_finite, check_scores, learned, working
+from manymax.ops.reduction import reduce
+
+Map = Callable[[Tensor], Tensor]
+Potential = Callable[[Tensor, Tensor, "Tensor | None", "Tensor | None"], tuple[Tensor, Tensor]]
+
+
+class _Conjugate(torch.autograd.Function):
+    """Omega*(s) - max s for any (map, omega) pair; its gradient in s is the map (Danskin).
+
+    Differentiating <p(s), s> - Omega(p(s)) directly would multiply the Jacobian of the map with
+    s - grad Omega(p), which is infinite where an entropy meets a zero probability.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(scores: Tensor, map: Map, omega: Map) -> tuple[Tensor, Tensor]:
+        maximum = scores.amax(-1)
+        probs = map(scores)
+        inner = torch.where(probs != 0, probs * (scores - maximum.unsqueeze(-1)), 0).sum(-1)
+        return inner - omega(probs), maximum
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        scores, ctx.map, _ = inputs
+        ctx.save_for_backward(scores)
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
+        (scores,) = ctx.saved_tensors
+        return grad.unsqueeze(-1) * ctx.map(scores), None, None
+
+
+class FenchelYoung:
+    """A regulariser Omega with its map, and the loss that follows from them.
+
+    Args:
+        map: scores (..., C) to probabilities (..., C), the gradient of Omega*; shift invariant.
+        omega: probabilities (..., C) to Omega (...), the same value at every vertex of the simplex.
+        slope: optional, the gradient of Omega, (..., C); by autograd if not given, which needs an Omega that is
+            differentiable at zero probabilities too.
+        potential: optional and for speed, (scores, total, ids, weights) to
+            (total (Omega*(s) - max s) - sum_i weights_i (s_i - max s), max s), (...) each; the sum runs over
+            ids (..., P), or is left out where they are None. Built from `map` and `omega` if not given; a pair that
+            gives one takes Omega at vertices for 0 in its loss.
+        separable: whether Omega is a sum over classes in which a zero probability adds nothing, so that it can be
+            taken over the listed classes alone.
+
+    Example: Gini's entropy with half the temperature of sparsemax.
+
+        >>> import torch, manymax
+        >>> fy = manymax.FenchelYoung(lambda s: manymax.sparsemax(2 * s), lambda p: (p.square().sum(-1) - 1) / 4)
+        >>> scores = torch.tensor([[1.0, 0.8, -1.0]])
+        >>> fy.map(scores)
+        tensor([[0.7000, 0.3000, 0.0000]])
+        >>> fy.loss(scores, torch.tensor([0]))
+        tensor(0.0450)
+        >>> fy.gradient(scores, torch.tensor([[1.0, 0.0, 0.0]]))
+        tensor([[-0.3000,  0.3000,  0.0000]])
+    """
+
+    def __init__(
+        self,
+        map: Map,
+        omega: Map,
+        *,
+        slope: Map | None = None,
+        potential: Potential | None = None,
+        separable: bool = False,
+    ) -> None:
+        self.map = map
+        self.omega = omega
+        self._separable = separable
+        self._slope = slope
+        self._potential = potential
+
+    def relative(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """(Omega*(s) - max s, max s), (...) each: a conjugate that keeps its digits at any offset."""
+        if self._potential is not None:
+            value, maximum = self._potential(scores, torch.ones_like(scores[..., 0]), None, None)
+        else:
+            value, maximum = _Conjugate.apply(scores, self.map, self.omega)
+        check_finite(maximum)
+        return value, maximum
+
+    def conjugate(self, scores: Tensor) -> Tensor:
+        """Omega*(s), (...); its gradient is the map."""
+        check_scores(scores)
+        work, dtype = working(scores)
+        value, maximum = self.relative(work)
+        return (value + maximum).to(dtype)
+
+    def gradient(self, scores: Tensor, target: Tensor) -> Tensor:
+        """map(s) - t for rows t on the simplex, (..., C)."""
+        return self.map(scores) - target
+
+    def slope(self, probs: Tensor) -> Tensor:
+        """grad Omega(p), (..., C): scores whose map is p again, for a strictly convex Omega."""
+        return torch.func.grad(lambda p: self.omega(p).sum())(probs) if self._slope is None else self._slope(probs)
+
+    def bregman(self, probs: Tensor, other: Tensor) -> Tensor:
+        """D(probs, other) of Omega, (...); +inf where Omega is infinitely steep and they differ."""
+        step = probs - other
+        linear = torch.where(step != 0, self.slope(other) * step, 0).sum(-1)
+        return self.omega(probs) - self.omega(other) - linear
+
+    def loss(
+        self,
+        scores: Tensor,
+        target: Tensor,
+        *,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        multilabel: str = "sum",
+    ) -> Tensor:
+        """The loss with the arguments of `torch.nn.functional.cross_entropy`; see `softmax_loss`."""
+        check_options(reduction, label_smoothing, multilabel)
+        check_scores(scores)
+        work, dtype = working(scores)
+        read = read_target(work, target, weight, ignore_index, multilabel)
+        rows, total = self._rows(work, read, weight, label_smoothing)
+        if multilabel == "normalized":
+            mixed = normalized_weights(work, read, weight, label_smoothing)
+            if not self._separable and read.ids is not None and mixed.shape != work.shape:
+                mixed = torch.zeros_like(work).scatter_add(-1, read.ids, mixed)
+            rows = torch.where(total > 0, rows / torch.where(total > 0, total, 1) + self.omega(mixed), 0)
+        elif self._potential is None:
+            rows = rows + total * self._vertex(work)
+        return reduce(rows, read.divisor, reduction).to(dtype)
+
+    def _rows(
+        self, scores: Tensor, read: Target, weight: Tensor | None, label_smoothing: float
+    ) -> tuple[Tensor, Tensor]:
+        """sum_i t_i (Omega*(s) - s_i) and sum_i t_i, (...) each."""
+        listed = read.ids is not None and label_smoothing == 0 and not learned(read.weights)
+        if self._potential is None or not listed:
+            value, maximum = self.relative(scores)
+            return row_losses(value, scores, read, weight, label_smoothing, maximum.unsqueeze(-1))
+        total = read.weights.sum(-1)
+        rows, maximum = self._potential(scores, total, read.ids, read.weights)
+        check_finite(maximum)
+        check_positives(rows)
+        return rows, total
+
+    def _vertex(self, scores: Tensor) -> Tensor:
+        """Omega at a vertex, ()."""
+        corner = scores.new_zeros(scores.shape[-1])
+        return self.omega(torch.cat([corner[:1] + 1, corner[1:]]))

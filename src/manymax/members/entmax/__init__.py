@@ -1,0 +1,1 @@
+"""Alpha-entmax: everything about this member."""

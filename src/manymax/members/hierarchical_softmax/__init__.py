@@ -1,0 +1,1 @@
+"""Hierarchical softmax: everything about this member."""

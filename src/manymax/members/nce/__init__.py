@@ -1,0 +1,1 @@
+"""Noise contrastive estimation: everything about this member."""

@@ -1,0 +1,1 @@
+"""Rankmax: everything about this member."""

@@ -1,0 +1,236 @@
+"""Rankmax: probabilities for the classes that come within 1 of the label, and its likelihood loss.
+
+    map       p_i(s; y) = u_i / S,   u_i = max(0, s_i - s_y + 1),   S = sum_j u_j
+    loss      l(y, s) = -log p_y = log S = log(1 + sum_{j != y} u_j)
+    gradient  (1_P - m e_y) / S,   P = {j: u_j > 0},   m = |P|
+
+The map needs the label, so at inference rank by the scores. The gradient is not p - e_y, no loss has
+that gradient, and the loss is not convex: rankmax is not Fenchel-Young, whatever the paper says.
+At a kink s_j = s_y - 1 the class j is outside of the support.
+
+Reference: Kong, Krichene, Mayoraz, Rendle, Zhang, "Rankmax", NeurIPS 2020.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manymax.engine.member import Fact, Facts, Formulas, Member
+from manymax.engine.module import ExactLoss
+from manymax.engine.target import check_options, check_positives, read_target
+from manymax.errors import ArgumentError, ArgumentTypeError
+from manymax.ops.checks import check_finite, check_scores, learned, visible, working
+from manymax.ops.reduction import reduce
+
+
+def rankmax(scores: Tensor, target: Tensor, dim: int = -1) -> Tensor:
+    """Rankmax probabilities given the label, p_i = max(0, s_i - s_y + 1) / S.
+
+    Args:
+        scores: (..., C) scores; -inf masks a class.
+        target: (...) integer ids, the label y of each row.
+        dim: the dimension of the classes.
+
+    Returns:
+        Probabilities with the shape and dtype of `scores` (float32 under autocast).
+
+    Example:
+        >>> import torch, manymax
+        >>> manymax.rankmax(torch.tensor([2.0, 1.5, -1.0]), torch.tensor(1))
+        tensor([0.6000, 0.4000, 0.0000])
+    """
+    check_scores(scores)
+    work, dtype = working(scores.movedim(dim, -1))
+    check_target(target)
+    read = read_target(work, target, None, -100)
+    if read.ids is None or target.ndim != work.ndim - 1:
+        raise ArgumentError("`target` of the rankmax map must hold one id per row: the map is defined given one label.")
+    if visible(read.weights) and not read.weights.all():
+        raise ArgumentError("`target` of the rankmax map must name a class in every row; got `ignore_index` (-100).")
+    label = work.gather(-1, read.ids)
+    check_finite(work.amax(-1))
+    check_positives(label)
+    violation = torch.relu(work - label + 1)
+    probs = violation / violation.sum(-1, keepdim=True)
+    return probs.to(dtype).movedim(-1, dim)
+
+
+class _Violations(torch.autograd.Function):
+    """S_p = sum_j max(0, s_j - s_{y_p} + 1) for the listed positives, (..., P), without keeping a table.
+
+    The backward is written in terms of the mask of the support, which is constant between kinks.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(scores: Tensor, ids: Tensor) -> Tensor:
+        labels = scores.gather(-1, ids)  # (..., P)
+        # the difference comes first: s_y - 1 would be rounded to s_y where scores are large
+        sums = [torch.relu(scores - label.unsqueeze(-1) + 1).sum(-1) for label in labels.unbind(-1)]
+        return torch.stack(sums, -1) if sums else torch.ones_like(labels)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        scores, ids = ctx.saved_tensors
+        labels = scores.gather(-1, ids)
+        total = torch.zeros_like(scores)
+        sizes = []
+        for label, g in zip(labels.unbind(-1), grad.unbind(-1), strict=True):
+            support = (scores - label.unsqueeze(-1) > -1).to(scores.dtype)
+            total = total + support * g.unsqueeze(-1)
+            sizes.append(support.sum(-1))
+        return total.scatter_add(-1, ids, -torch.stack(sizes, -1) * grad) if sizes else total, None
+
+
+def _all_violations(scores: Tensor) -> Tensor:
+    """S_y for every class y as the label, (..., C): prefix sums over the sorted row, O(C log C).
+
+    Summed in float64 from the row maximum down: S_y is at least s_max - s_y + 1, so the difference of
+    the two sums keeps its digits.
+    """
+    maximum = scores.amax(-1, keepdim=True).detach()
+    live = scores > -torch.inf
+    d = torch.where(live, scores - maximum, 0).double()
+    ranked = torch.where(live, d.detach(), -torch.inf)
+    order = ranked.argsort(-1, descending=True)
+    prefix = d.gather(-1, order).cumsum(-1)
+    # how many scores are strictly above s_y - 1
+    size = torch.searchsorted(-ranked.gather(-1, order), (1 - d.detach()).contiguous())
+    return (prefix.gather(-1, size - 1) - size * (d - 1)).to(scores.dtype)
+
+
+def check_target(target: Tensor, label_smoothing: float = 0.0) -> None:
+    """Refuse float rows and smoothing: each class with a weight would need a sum of its own."""
+    if isinstance(target, Tensor) and target.is_floating_point():
+        raise ArgumentTypeError(
+            "`target` of rankmax must be ids or bool rows; got float rows. Each class with weight needs a sum over all"
+            " classes of its own, so a dense row would cost C^2."
+        )
+    if label_smoothing:
+        raise ArgumentError(
+            f"`label_smoothing` must be 0 for rankmax; got {label_smoothing}. Each smoothed class needs a sum over all"
+            " classes of its own, so smoothing would cost C^2."
+        )
+
+
+def rankmax_loss(
+    scores: Tensor,
+    target: Tensor,
+    *,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    multilabel: str = "sum",
+) -> Tensor:
+    """The rankmax loss log(1 + sum_{j != y} max(0, s_j - s_y + 1)): 0 once s_y leads by 1.
+
+    Args:
+        scores: (..., C) scores, classes last; -inf masks a class.
+        target: ids or bool rows as in `softmax_loss`; float rows are refused, and so is smoothing,
+            because every class with a weight needs a sum over all classes of its own.
+        weight, ignore_index, reduction: as in `softmax_loss`.
+        label_smoothing: must be 0.
+        multilabel: "sum" over positives, each with its own support; "normalized" divides that by |t|.
+
+    Returns:
+        A scalar, or (...) for `reduction="none"`.
+
+    Example:
+        >>> import torch, manymax
+        >>> manymax.rankmax_loss(torch.tensor([[2.0, 1.5, -1.0]]), torch.tensor([1]))
+        tensor(0.9163)
+    """
+    check_options(reduction, label_smoothing, multilabel)
+    check_target(target, label_smoothing)
+    check_scores(scores)
+    work, dtype = working(scores)
+    read = read_target(work, target, weight, ignore_index, multilabel)
+    check_finite(work.amax(-1))
+    check_positives(read.pick(work))
+    sums = _all_violations(work) if read.ids is None else _Violations.apply(work, read.ids)
+    weights = read.weights.to(sums.dtype)
+    counts = weights != 0
+    if learned(weights):  # a weight of 0 has a gradient too, unless its class is masked
+        counts = counts | sums.isfinite()
+    rows = (weights * torch.where(counts, sums, 1).log()).sum(-1)
+    if multilabel == "normalized":
+        total = weights.sum(-1)
+        rows = rows / torch.where(total > 0, total, 1)
+    return reduce(rows, read.divisor, reduction).to(dtype)
+
+
+class RankmaxLoss(ExactLoss):
+    """Module form of `rankmax_loss`."""
+
+    def forward(self, scores: Tensor, target: Tensor) -> Tensor:
+        return rankmax_loss(scores, target, **self.options())
+
+
+MEMBER = Member(
+    name="rankmax",
+    title="Rankmax",
+    kind="exact",
+    map=rankmax,
+    loss=rankmax_loss,
+    module=RankmaxLoss,
+    formulas=Formulas(
+        map="p_i = max(0, s_i - s_y + 1) / S, S = sum_j max(0, s_j - s_y + 1)",
+        loss="log S",
+        gradient="(1_P - m e_y) / S, P = {j: s_j > s_y - 1}, m = |P|",
+    ),
+    facts=Facts(
+        order=Fact(
+            "weak", "given the label: never inverts; classes at or below s_y - 1 tie at 0", "section B.3", "confirmed"
+        ),
+        fenchel_young=Fact(
+            False,
+            "the gradient is (1_P - m e_y)/S, and no loss has the gradient p - e_y: its Jacobian is not symmetric",
+            "derived",
+            "contradicted",
+            printed="a sparse Fenchel-Young loss",
+        ),
+        convex=Fact(
+            False,
+            "concave between kinks: the Hessian there is -(1_P - m e_y)(1_P - m e_y)'/S^2",
+            "derived",
+            "contradicted",
+            printed="convex by construction",
+        ),
+        calibrated=Fact(
+            False,
+            "never inverts an order, but the risk minimiser ties distinct classes: p = (.6, .22, .18) gives (1, 0, 0)",
+            "derived",
+            "contradicted",
+            printed="consistent",
+        ),
+        shift_invariant=Fact(True, "a constant added to all scores changes nothing", "definition", "derived"),
+        smoothness=Fact(
+            math.inf,
+            "not smooth: kinks at s_j = s_y - 1; between them the Hessian has norm m (m - 1)/S^2",
+            "derived",
+            "contradicted",
+            printed="m/S",
+            fn=lambda num_classes: math.inf if num_classes > 1 else 0.0,
+        ),
+        cost=Fact(
+            "linear",
+            "batch x classes per positive",
+            "Table 4",
+            "confirmed",
+            fn=lambda batch, num_classes: float(batch * num_classes),
+        ),
+    ),
+    smoothing=False,
+    distributions=False,
+    reference="Kong, Krichene, Mayoraz, Rendle, Zhang, NeurIPS 2020",
+)

@@ -1,0 +1,1 @@
+"""RG: everything about this member."""

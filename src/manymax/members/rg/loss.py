@@ -1,0 +1,286 @@
+"""RG: the softmax loss with its log partition expanded to second order around equal scores.
+
+    Z(s)      log C + mean(s) + var(s) / 2           (var: population variance over the classes)
+    map       p_i = (1 + s_i - mean(s)) / C          sums to 1, may be negative
+    omega     Omega(p) = (C ||p||^2 - 1) / 2 - log C   on the hyperplane sum p = 1
+    loss      l(y, s) = Z(s) - s_y
+    gradient  p - e_y
+
+It is a squared loss: l = ||s - mean(s) - (C e_y - 1)||^2 / (2 C) + log C - (C - 1)/2, which can be
+negative. Its minimiser is affine in p, so it ranks rightly but its scores are no logits: at its own
+optimum the expansion is far off. Mean and variance of the scores follow from the mean and the
+covariance of the class vectors, so with a linear head no table of scores is needed.
+
+References: Pu et al., ICML 2024 (RG2); the ALS solver is `manymax.RGFactorization`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from manymax.engine.fenchel_young import FenchelYoung
+from manymax.engine.member import Fact, Facts, Formulas, Member
+from manymax.engine.module import ExactLoss
+from manymax.engine.target import check_options, normalized_weights, read_target, row_losses
+from manymax.errors import ArgumentError, ArgumentTypeError
+from manymax.ops.checks import check_finite, check_scores, full_precision, visible, working
+from manymax.ops.reduction import reduce
+
+
+def _centred(scores: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """s - mean(s) (0 at masked classes), the mean in two parts (..., 1) and the number of live classes (..., 1).
+
+    The first part is the mean as rounding leaves it, without a gradient; the second is the small rest, with
+    the gradient: a mean of large scores is not a float to the last digit, and the loss needs that digit.
+    """
+    live = scores != -torch.inf  # nan is alive: it must show
+    count = live.sum(-1, keepdim=True)
+    base = (torch.where(live, scores, 0).sum(-1, keepdim=True) / count).detach()
+    d = torch.where(live, scores - base, 0)
+    rest = d.sum(-1, keepdim=True) / count
+    return torch.where(live, d - rest, 0), base, rest, count
+
+
+def rg(scores: Tensor, dim: int = -1) -> Tensor:
+    """RG's map, p_i = (1 + s_i - mean(s)) / C: sums to 1 but may be negative.
+
+    Args:
+        scores: (..., C) scores; -inf masks a class, and C counts the live ones.
+        dim: the dimension of the classes.
+
+    Returns:
+        Values with the shape and dtype of `scores` (float32 under autocast).
+
+    Example:
+        >>> import torch, manymax
+        >>> manymax.rg(torch.tensor([2.0, 1.0, -1.5]))
+        tensor([ 0.8333,  0.5000, -0.3333])
+    """
+    check_scores(scores)
+    work, dtype = working(scores.movedim(dim, -1))
+    d, base, _, count = _centred(work)
+    _check(work, base)
+    probs = torch.where(work > -torch.inf, (1 + d) / count, 0)
+    return probs.to(dtype).movedim(-1, dim)
+
+
+def _check(scores: Tensor, mean: Tensor) -> None:
+    """nan and +inf reach the mean, and a row without a live class has the mean 0/0."""
+    if visible(mean) and not mean.isfinite().all():
+        check_finite(scores.amax(-1))
+
+
+def rg_log_partition(scores: Tensor) -> Tensor:
+    """log C + mean(s) + var(s) / 2, (...): the second-order estimate of log sum_j exp(s_j).
+
+    Example:
+        >>> import torch, manymax
+        >>> manymax.rg_log_partition(torch.tensor([0.3, 0.0, -0.3])), torch.tensor([0.3, 0.0, -0.3]).logsumexp(-1)
+        (tensor(1.1286), tensor(1.1284))
+    """
+    check_scores(scores)
+    work, dtype = working(scores)
+    value, base = _relative(work)
+    return (value + base).to(dtype)
+
+
+def _relative(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """(Z(s) - base, base), (...) each, for a base next to mean(s); all of the gradient is in the first."""
+    d, base, rest, count = _centred(scores)
+    _check(scores, base)
+    value = count.to(d.dtype).log() + rest + d.square().sum(-1, keepdim=True) / (2 * count)
+    return value.squeeze(-1), base.squeeze(-1)
+
+
+def potential(
+    scores: Tensor, total: Tensor, ids: Tensor | None = None, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """`FenchelYoung`'s potential, measured from mean(s) instead of max s."""
+    value, base = _relative(scores)
+    value = total * value
+    if ids is not None and weights is not None:
+        value = value - (weights * torch.where(weights != 0, scores.gather(-1, ids) - base.unsqueeze(-1), 0)).sum(-1)
+    return value, base
+
+
+class Moments(NamedTuple):
+    """What RG needs of the class vectors: their mean (d,), covariance (d, d) and number.
+
+    With a bias the vectors are (d + 1) long and the queries get a 1 appended.
+    """
+
+    mean: Tensor
+    covariance: Tensor
+    num_classes: int
+    has_bias: bool = False
+
+
+def class_moments(linear_weight: Tensor, linear_bias: Tensor | None = None) -> Moments:
+    """Moments of the class vectors (C, d), once per step: O(C d^2), differentiable."""
+    _check_float("linear_weight", linear_weight)
+    if linear_weight.ndim != 2 or linear_weight.shape[0] == 0:
+        raise ArgumentError(f"`linear_weight` must be (classes, dim); got shape {tuple(linear_weight.shape)}.")
+    vectors, _ = working(linear_weight)
+    if linear_bias is not None:
+        _check_float("linear_bias", linear_bias)
+        if linear_bias.shape != linear_weight.shape[:1]:
+            raise ArgumentError(
+                f"`linear_bias` must have shape ({linear_weight.shape[0]},); got {tuple(linear_bias.shape)}."
+            )
+        if visible(linear_bias) and not linear_bias.isfinite().all():
+            raise ArgumentError(
+                "`linear_bias` must be finite: moments know no masks. Leave masked classes out, or take linear_rg_loss."
+            )
+        vectors = torch.cat([vectors, linear_bias.to(vectors.dtype).unsqueeze(-1)], -1)
+    mean = vectors.mean(0)
+    d = vectors - mean
+    with full_precision(d):
+        return Moments(mean, d.T @ d / vectors.shape[0], vectors.shape[0], linear_bias is not None)
+
+
+def _check_float(name: str, value: Tensor) -> None:
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise ArgumentTypeError(f"`{name}` must be a float tensor; got {kind}.")
+
+
+def rg_log_partition_from_moments(input: Tensor, moments: Moments) -> Tensor:
+    """log C + <x, mean> + <x, covariance x> / 2, (...), for queries x (..., d): no score is computed.
+
+    Example:
+        >>> import torch, manymax
+        >>> input, weight = torch.tensor([[1.0, -1.0]]), torch.tensor([[0.3, 0.0], [0.1, 0.1], [0.0, 0.3]])
+        >>> manymax.rg_log_partition_from_moments(input, manymax.class_moments(weight))
+        tensor([1.1286])
+    """
+    _check_float("input", input)
+    dim = moments.mean.shape[0] - moments.has_bias
+    if input.shape[-1:] != (dim,):
+        raise ArgumentError(f"`input` must be (..., {dim}); got shape {tuple(input.shape)}.")
+    x, dtype = working(input)
+    if moments.has_bias:
+        x = torch.cat([x, torch.ones_like(x[..., :1])], -1)
+    with full_precision(x):
+        quadratic = (x @ moments.covariance.to(x.dtype) * x).sum(-1)
+        value = math.log(moments.num_classes) + x @ moments.mean.to(x.dtype) + quadratic / 2
+    return value.to(dtype)
+
+
+def omega(probs: Tensor) -> Tensor:
+    """(C sum p^2 - 1) / 2 - log C, (...), for probs (..., C) on the hyperplane sum p = 1."""
+    count = probs.shape[-1]
+    return (count * probs.square().sum(-1) - 1) / 2 - math.log(count)
+
+
+def foundation() -> FenchelYoung:
+    """The Fenchel-Young pair of RG, on the hyperplane sum p = 1 instead of the simplex."""
+    return FenchelYoung(rg, omega, slope=lambda probs: probs.shape[-1] * probs, potential=potential)
+
+
+def rg_loss(
+    scores: Tensor,
+    target: Tensor,
+    *,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    multilabel: str = "sum",
+) -> Tensor:
+    """The RG loss log C + mean(s) + var(s)/2 - s_y, with gradient (1 + s - mean(s))/C - e_y.
+
+    Args:
+        scores: (..., C) scores, classes last; -inf masks a class.
+        target: as in `softmax_loss`.
+        weight, ignore_index, reduction, label_smoothing: as in `softmax_loss`.
+        multilabel: "sum" over positives; "normalized" is (C/2) ||p - t/|t|||^2, which includes Omega.
+
+    Returns:
+        A scalar, or (...) for `reduction="none"`; it can be negative in the "sum" mode.
+
+    Example:
+        >>> import torch, manymax
+        >>> manymax.rg_loss(torch.tensor([[0.3, 0.0, -0.3]]), torch.tensor([0]))
+        tensor(0.8286)
+    """
+    check_options(reduction, label_smoothing, multilabel)
+    check_scores(scores)
+    work, dtype = working(scores)
+    read = read_target(work, target, weight, ignore_index, multilabel)
+    value, base = _relative(work)
+    rows, total = row_losses(value, work, read, weight, label_smoothing, base.unsqueeze(-1))
+    if multilabel == "normalized":
+        mixed = normalized_weights(work, read, weight, label_smoothing)
+        live = (work > -torch.inf).sum(-1)
+        regulariser = (live * mixed.square().sum(-1) - 1) / 2 - live.to(mixed.dtype).log()
+        rows = torch.where(total > 0, rows / torch.where(total > 0, total, 1) + regulariser, 0)
+    return reduce(rows, read.divisor, reduction).to(dtype)
+
+
+class RGLoss(ExactLoss):
+    """Module form of `rg_loss`."""
+
+    def forward(self, scores: Tensor, target: Tensor) -> Tensor:
+        """The loss of the scores."""
+        return rg_loss(scores, target, **self.options())
+
+
+def error_bound(scores: Tensor) -> Tensor:
+    """(max s - min s)^3 / (36 sqrt 3), (...), of the classes that are not masked: the largest error of log Z."""
+    smallest = torch.where(scores > -torch.inf, scores, torch.inf).amin(-1)
+    return (scores.amax(-1) - smallest) ** 3 / (36 * math.sqrt(3))
+
+
+MEMBER = Member(
+    name="rg",
+    title="RG (quadratic log partition)",
+    kind="quadratic",
+    map=rg,
+    loss=rg_loss,
+    module=RGLoss,
+    foundation=foundation,
+    formulas=Formulas(
+        map="p_i = (1 + s_i - mean(s)) / C",
+        loss="log C + mean(s) + var(s)/2 - s_y",
+        gradient="p - e_y",
+        omega="(C sum_i p_i^2 - 1)/2 - log C, on the hyperplane sum p = 1",
+    ),
+    facts=Facts(
+        order=Fact("strict", "p is affine in s", "derived", "derived"),
+        fenchel_young=Fact(
+            True, "on the hyperplane sum p = 1, not on the simplex: p may be negative", "derived", "derived"
+        ),
+        convex=Fact(True, "a squared loss", "derived", "derived"),
+        calibrated=Fact(True, "the minimiser is C E[y]/E|Y| + const: affine in p", "section 3.1.1", "confirmed"),
+        shift_invariant=Fact(True, "a constant added to all scores changes nothing", "derived", "derived"),
+        smoothness=Fact(
+            None,
+            "1/C, everywhere",
+            "derived; the paper leaves it out",
+            "derived",
+            fn=lambda num_classes: 1 / num_classes if num_classes > 1 else 0.0,
+        ),
+        cost=Fact(
+            "linear",
+            "batch x classes on scores; from moments batch x d^2 + classes x d^2, without a table",
+            "derived; Table 4 leaves it out",
+            "derived",
+            fn=lambda batch, num_classes: float(batch * num_classes),
+        ),
+        bias=Fact(
+            None,
+            "-mu3/6 - kappa4/24 + ... in the centred scores, at most (max s - min s)^3/(36 sqrt 3); not small at its"
+            " own optimum: -3380 for C = 40,981 and a Zipf p",
+            "Table 3",
+            "contradicted",
+            printed="O(||s||^3), negligible",
+            fn=lambda scores: float(error_bound(scores)),
+        ),
+        variance=Fact(0.0, "deterministic", "Table 3", "confirmed"),
+    ),
+    reference="Pu et al., ICML 2024",
+)

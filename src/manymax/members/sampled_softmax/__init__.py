@@ -1,0 +1,1 @@
+"""Sampled softmax: everything about this member."""

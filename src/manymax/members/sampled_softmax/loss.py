@@ -1,0 +1,246 @@
+"""Sampled softmax: cross entropy over the positive and k sampled negatives.
+
+With logits c for the positive and the negatives,
+
+    loss      l = log(exp(c_y) + sum_j exp(c_j)) - c_y
+    gradient  softmax(c) on the sampled scores, minus 1 on the positive
+
+    correction   c_y              c_j                     population minimiser
+    "none"       s_y              s_j                     log(p / q), every k (hits kept)
+    "logq"       s_y - log q_y    s_j - log q_j           log p exactly, every k (hits kept)
+    "partition"  s_y              s_j - log(k q_j)        log p as k grows; hits masked, k counts the drawn
+
+"logq" is what the paper prints; under a uniform proposal it equals "none". "partition" estimates the
+full loss: its partition function is unbiased, and its logarithm is too small by about
+v / (2 k), which `debias` can take back. None of the gradients is unbiased, whatever the paper says:
+all of them are ratios of averages.
+
+References: Jean et al., ACL 2015; Bengio and Senecal 2008; consistency of "logq" for every k:
+Ma and Collins, EMNLP 2018; jackknife: Quenouille 1956.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import log_softmax
+
+from manymax.engine.member import Fact, Facts, Formulas, Member
+from manymax.engine.sample import HIT_POLICIES, Sample, read_sample
+from manymax.errors import ArgumentError, check_choice
+from manymax.ops.divergences import chi_square
+from manymax.ops.reduction import REDUCTIONS, reduce
+
+CORRECTIONS = ("none", "logq", "partition")
+DEBIAS = (None, "delta", "jackknife")
+
+
+def _logits(sample: Sample, correction: str) -> tuple[Tensor, Tensor]:
+    """(c_y (..., 1), c_j (..., k)) up to a constant; masked negatives are at -inf."""
+    positive, negative = sample.positive.unsqueeze(-1), sample.negative
+    # an offset of the scores goes first: it would cost the digits of log q
+    offset = torch.maximum(positive, negative.amax(-1, keepdim=True)).detach()
+    positive, negative = positive - offset, negative - offset
+    if correction == "logq":
+        positive, negative = positive - sample.log_q_positive.unsqueeze(-1), negative - sample.log_q_negative
+    elif correction == "partition":
+        negative = negative - sample.log_q_negative - math.log(sample.num_negatives)
+    return positive, negative
+
+
+def _delta(positive: Tensor, negative: Tensor) -> Tensor:
+    """Var(X) / (2 k Z^2), the curvature bias estimated from the k terms X_j / Z = k softmax(c)_j."""
+    k = negative.shape[-1]
+    ratios = k * torch.softmax(torch.cat([positive, negative], -1), -1)[..., 1:]
+    variance = (ratios - ratios.mean(-1, keepdim=True)).square().sum(-1) / (k - 1)
+    return variance / (2 * k)
+
+
+def _jackknife(positive: Tensor, negative: Tensor) -> Tensor:
+    """(k - 1) / k sum_j (log Z - log Z without j): what the jackknife adds to log Z.
+
+    The sum without j is the sum of all minus term j, at least half of it, unless j is the largest:
+    subtracting a dominant term would leave nothing, so that sum is taken anew.
+    """
+    k = negative.shape[-1]
+    negative_without = negative + math.log(k / (k - 1))  # weight 1 / (k - 1) each
+    terms = torch.cat([positive, negative_without], -1)
+    largest = torch.arange(k, device=terms.device) == negative.argmax(-1, keepdim=True)
+    shares = torch.where(largest, 0, torch.softmax(terms, -1)[..., 1:])
+    others = torch.cat([positive, torch.where(largest, -torch.inf, negative_without)], -1)
+    without = torch.where(
+        largest, others.logsumexp(-1, keepdim=True), terms.logsumexp(-1, keepdim=True) + torch.log1p(-shares)
+    )
+    full = torch.logsumexp(torch.cat([positive, negative], -1), -1, keepdim=True)
+    return (k - 1) / k * (full - without).sum(-1)
+
+
+def sampled_softmax_loss(
+    positive: Tensor,
+    negative: Tensor,
+    *,
+    log_q_positive: Tensor | float | None = None,
+    log_q_negative: Tensor | float | None = None,
+    hits: Tensor | None = None,
+    correction: str = "logq",
+    hit_policy: str | None = None,
+    debias: str | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """Cross entropy over a positive and k sampled negatives, from their scores alone.
+
+    Args:
+        positive: (...) score of the positive; one row per positive.
+        negative: (..., k) scores of the negatives, or (k,) if all rows share them.
+        log_q_positive: (...) log-probability with which the proposal draws the positive.
+        log_q_negative: (..., k) or (k,), likewise for the negatives. A number serves a uniform proposal.
+        hits: (..., k) bool, True where a negative is the positive.
+        correction: "logq" (needs both log q), "partition" (needs that of the negatives) or "none".
+        hit_policy: "keep" or "mask" accidental hits. None means "mask" for "partition" and "keep" otherwise:
+            there the minimiser is exact only if hits are kept.
+        debias: None, "delta" (adds the estimated curvature bias) or "jackknife", for "partition" only.
+        reduction: "none", "mean" or "sum".
+
+    Returns:
+        A scalar, or (...) for `reduction="none"`.
+
+    Example:
+        >>> import torch, manymax
+        >>> positive, negative = torch.tensor([2.0]), torch.tensor([[1.0, -1.0]])
+        >>> manymax.sampled_softmax_loss(positive, negative, correction="none")
+        tensor(0.3490)
+        >>> log_q = torch.tensor([0.1, 0.7]).log()
+        >>> manymax.sampled_softmax_loss(positive, negative, log_q_positive=-1.0, log_q_negative=log_q)
+        tensor(0.8669)
+    """
+    check_choice("correction", correction, CORRECTIONS)
+    check_choice("reduction", reduction, REDUCTIONS)
+    _check_debias(debias, correction)
+    if correction == "logq" and (log_q_positive is None or log_q_negative is None):
+        raise ArgumentError(
+            "`correction='logq'` needs `log_q_positive` and `log_q_negative`; pass -log(C) for a uniform proposal, or"
+            " `correction='none'`."
+        )
+    if correction == "partition" and log_q_negative is None:
+        raise ArgumentError("`correction='partition'` needs `log_q_negative`; pass -log(C) for a uniform proposal.")
+    policy = ("mask" if correction == "partition" else "keep") if hit_policy is None else hit_policy
+    sample = read_sample(positive, negative, log_q_positive, log_q_negative, hits, policy)
+    if debias is not None and sample.num_negatives < 2:
+        raise ArgumentError(f"`negative` must hold at least 2 negatives for `debias={debias!r}`; got 1.")
+    pos, neg = _logits(sample, correction)
+    rows = -log_softmax(torch.cat([pos, neg], -1), -1)[..., 0]
+    if debias is not None:  # small differences of large sums: in float64
+        rows = rows + (_delta if debias == "delta" else _jackknife)(pos.double(), neg.double()).to(rows.dtype)
+    return reduce(rows, torch.ones_like(rows), reduction).to(sample.dtype)
+
+
+def _check_debias(debias: str | None, correction: str) -> None:
+    if debias is None:
+        return
+    check_choice("debias", debias, [d for d in DEBIAS if d])
+    if correction != "partition":
+        raise ArgumentError(
+            f"`debias` is for `correction='partition'`, the one that estimates the full loss; got {correction!r}."
+        )
+
+
+class SampledSoftmaxLoss(nn.Module):
+    """Module form of `sampled_softmax_loss`."""
+
+    def __init__(
+        self,
+        *,
+        correction: str = "logq",
+        hit_policy: str | None = None,
+        debias: str | None = None,
+        reduction: str = "mean",
+    ) -> None:
+        super().__init__()
+        check_choice("correction", correction, CORRECTIONS)
+        check_choice("reduction", reduction, REDUCTIONS)
+        _check_debias(debias, correction)
+        if hit_policy is not None:
+            check_choice("hit_policy", hit_policy, HIT_POLICIES)
+        self.correction, self.hit_policy, self.debias, self.reduction = correction, hit_policy, debias, reduction
+
+    def forward(self, positive: Tensor, negative: Tensor, **sample: Any) -> Tensor:
+        """The loss of the scores; `log_q_positive`, `log_q_negative` and `hits` as keyword arguments."""
+        return sampled_softmax_loss(
+            positive,
+            negative,
+            correction=self.correction,
+            hit_policy=self.hit_policy,
+            debias=self.debias,
+            reduction=self.reduction,
+            **sample,
+        )
+
+
+MEMBER = Member(
+    name="sampled_softmax",
+    title="Sampled softmax",
+    kind="sampled",
+    aliases=("ssm",),
+    loss=sampled_softmax_loss,
+    module=SampledSoftmaxLoss,
+    formulas=Formulas(
+        map=None,
+        loss="log(exp(c_y) + sum_j exp(c_j)) - c_y, c = s - log q",
+        gradient="softmax(c) on the sample, minus 1 on the positive",
+    ),
+    facts=Facts(
+        order=None,
+        fenchel_young=Fact(
+            False,
+            "a ratio estimate: its gradient is not softmax(s) - e_y in expectation",
+            "derived",
+            "contradicted",
+            printed="an unbiased estimator of the full softmax gradient",
+        ),
+        convex=Fact(True, "a softmax loss on the sampled scores", "section B.4", "confirmed"),
+        calibrated=Fact(
+            True,
+            'the minimiser is log p + c exactly for every k with "logq" and hits kept; "partition" has its order if q'
+            ' is uniform, else only as k grows; "none" gives log(p / q)',
+            "derived",
+            "contradicted",
+            printed="asymptotic",
+        ),
+        shift_invariant=Fact(True, "a constant added to all scores changes nothing", "derived", "derived"),
+        smoothness=Fact(
+            0.5,
+            "softmax on the sample; duplicates merge",
+            "section B.4",
+            "confirmed",
+            fn=lambda num_classes: 0.5 if num_classes > 1 else 0.0,
+        ),
+        cost=Fact(
+            "constant",
+            "batch x (k + 1), whatever the number of classes",
+            "Table 4",
+            "confirmed",
+            fn=lambda batch, num_classes, num_negatives=100: float(batch * (num_negatives + 1)),
+        ),
+        bias=Fact(
+            None,
+            '"partition": -v/(2k) with v = sum_{j != y} P_j^2/q_j - (1 - P_y)^2; "logq" minus log((k+1) q_y):'
+            ' +chi2/(2k) on average over y ~ P; "none" is log(C sum_j q_j P_j) off as k grows',
+            "Table 3 has the estimate without the positive",
+            "contradicted",
+            printed="0 asymptotically, -chi2/(2k) by curvature",
+            fn=lambda probs, q, num_negatives: float(chi_square(probs, q)) / (2 * num_negatives),
+        ),
+        variance=Fact(
+            None,
+            'chi2/k to leading order ("partition": v/k; "none": Var_q(P_j) / E_q[P_j]^2 / k)',
+            "Table 3",
+            "confirmed",
+            fn=lambda probs, q, num_negatives: float(chi_square(probs, q)) / num_negatives,
+        ),
+    ),
+    settings=({"correction": "logq"}, {"correction": "none"}, {"correction": "partition"}),
+    reference="Jean et al., ACL 2015; Ma and Collins, EMNLP 2018",
+)

@@ -1,0 +1,1 @@
+"""Softmax: everything about this member."""

@@ -1,0 +1,1 @@
+"""Sparsemax: everything about this member."""

@@ -1,0 +1,1 @@
+"""Taylor-softmax: everything about this member."""
