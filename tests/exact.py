@@ -64,9 +64,9 @@ def cases(
     return [
         pytest.param(Case(member, setting), id="-".join([member.name, *map(str, setting.values())]))
         for member in EXACT
-        for setting in member.settings[: 1 if first else None]
-        if (member.smoothing or not smoothing)
-        and (member.distributions or not distributions)
+        for setting in member.examples[: 1 if first else None]
+        if (member.takes.smoothing or not smoothing)
+        and (member.takes.float_rows or not distributions)
         and (member.foundation is not None or not foundation)
     ]
 

@@ -24,13 +24,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from manymax.engine.cost import FLOAT, Machine, Shape
 from manymax.engine.member import Member
 from manymax.errors import ArgumentError, ArgumentTypeError, check_choice
 from manymax.members import FAMILY
 from manymax.members.hierarchical_softmax.loss import mean_code_length
 from manymax.members.softmax.loss import softmax_loss
 from manymax.theory.bias_variance import deviation, negatives_needed
-from manymax.theory.cost import FLOAT, Machine, Shape, cost, is_sparse, measure_machine
+from manymax.theory.cost import cost, measure_machine
 
 # What a metric asks for: the multi-label form whose minimiser ranks by what the metric rewards.
 METRICS = {
@@ -309,7 +310,7 @@ class _Case:
         if member.kind == "sampled":
             for proposal, log_q in self.sample.proposals.items():
                 yield self._sampled(member, proposal, log_q)
-        elif is_sparse(member):
+        elif member.sparse:
             support = float((self._probs(member) > 0).sum(1).float().mean())
             yield self._choice(member, self.situation.shape(support=support), self._off(member))
         else:

@@ -50,7 +50,7 @@ def odd_one(monkeypatch: pytest.MonkeyPatch) -> Member:
     )
     formulas = replace(first.formulas, map=None, omega=None, loss="Ω*(s) - [s]_y :smile:")
     member = replace(
-        first, name="odd", aliases=("strange",), facts=facts, formulas=formulas, map=None, settings=({"a": math.nan},)
+        first, name="odd", aliases=("strange",), facts=facts, formulas=formulas, map=None, examples=({"a": math.nan},)
     )
     for command in (losses_command, show_command, docs_command):
         monkeypatch.setattr(command, "FAMILY", Table("loss", member))

@@ -7,7 +7,6 @@ from dataclasses import replace
 from io import StringIO
 
 import pytest
-from manymax.theory.evidence import Finding
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
@@ -16,6 +15,7 @@ from manymax.cli import theory as theory_command
 from manymax.cli.app import app
 from manymax.paper import claims
 from manymax.paper.claims import CLAIMS, Claim
+from manymax.paper.evidence import Finding
 
 KEYS = {"table", "member", "property", "printed", "value", "source", "status", "holds", "measured"}
 

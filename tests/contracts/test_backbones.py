@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 import manymax
 from manymax import FAMILY, ArgumentError
+from manymax.members import REFERENCES
 from manymax.study.backbones import BACKBONES, Backbone, BackboneEntry, Vectors
 from manymax.study.backbones.base import Settings, draw_weights
 from manymax.study.data.batches import Batch, Batches, training_batches
 from manymax.study.data.interactions import Lists, Split
 from manymax.study.evaluate import evaluate, known_lists, popularity
-from manymax.study.references import REFERENCES
+from manymax.study.references import HEADS
 from manymax.study.seeds import generator
 
 U, C, DIM = 40, 24, 8
@@ -109,7 +110,7 @@ def scores_of(backbone: Backbone, split: Split) -> Tensor:
 
 def heads() -> dict[str, Any]:
     """Every member of the family and every reference, for the vectors of a backbone."""
-    made: dict[str, Any] = {name: row.module(None, C) for name, row in REFERENCES.items()}
+    made: dict[str, Any] = {name: HEADS[name](None, C) for name in REFERENCES}
     for name, member in FAMILY.items():
         if member.kind == "tree":
             made[name] = member.module(DIM, manymax.HuffmanTree(torch.arange(1, C + 1)))

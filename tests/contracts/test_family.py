@@ -48,7 +48,7 @@ def test_the_options_are_those_of_cross_entropy(member: Any) -> None:
         assert ours[name].default == torchs[name].default == default
         assert ours[name].kind == inspect.Parameter.KEYWORD_ONLY
     assert ours["multilabel"].default == "sum"
-    assert set(member.settings[0]) <= set(ours)
+    assert set(member.examples[0]) <= set(ours)
 
 
 @pytest.mark.parametrize("member", EXACT, ids=lambda m: m.name)
@@ -467,7 +467,7 @@ def test_class_weights_can_be_learned(case: Case) -> None:
 
 @pytest.mark.parametrize("case", cases())
 def test_a_class_weight_of_zero_has_a_gradient_too(case: Case) -> None:
-    options = [{}, {"label_smoothing": 0.2}] if case.member.smoothing else [{}]
+    options = [{}, {"label_smoothing": 0.2}] if case.member.takes.smoothing else [{}]
     for setting in options:
         total = torch.func.grad(
             lambda w, extra=setting: case.loss(normal(4, 5), POSITIVES, weight=w, reduction="sum", **extra)
@@ -500,7 +500,7 @@ def test_the_module_is_the_function(case: Case) -> None:
         "ignore_index": 4,
         "reduction": "none",
         "multilabel": "normalized",
-        "label_smoothing": 0.1 if case.member.smoothing else 0.0,
+        "label_smoothing": 0.1 if case.member.takes.smoothing else 0.0,
     }
     module = case.module(**options)
     scores, target = normal(2, 5), torch.tensor([[0, 2, 4], [1, 4, 4]])
@@ -659,13 +659,13 @@ def test_float_rows_that_are_no_distribution(case: Case, row: list[float], words
         case.loss(normal(2, 3), torch.full((2, 2), 0.5))
 
 
-@pytest.mark.parametrize("member", [m for m in EXACT if not m.distributions], ids=lambda m: m.name)
+@pytest.mark.parametrize("member", [m for m in EXACT if not m.takes.float_rows], ids=lambda m: m.name)
 def test_float_rows_are_refused_with_the_reason(member: Any) -> None:
     with refused(ArgumentTypeError, "`target`", "float rows", "sum over all"):
         member.loss(normal(2, 3), torch.full((2, 3), 1 / 3))
 
 
-@pytest.mark.parametrize("member", [m for m in EXACT if not m.smoothing], ids=lambda m: m.name)
+@pytest.mark.parametrize("member", [m for m in EXACT if not m.takes.smoothing], ids=lambda m: m.name)
 def test_smoothing_is_refused_with_the_reason(member: Any) -> None:
     with refused(ArgumentError, "`label_smoothing`", "0.1", "sum over all"):
         member.loss(normal(2, 3), torch.tensor([0, 1]), label_smoothing=0.1)
@@ -765,8 +765,8 @@ def test_a_masked_class_cannot_be_a_positive(case: Case, multilabel: str) -> Non
     scores = normal(2, 4)
     scores[1, 1] = -INF
     for kind, target in MASKED.items():
-        if kind != "float" or case.member.distributions:
-            for label_smoothing in [0.0, 0.1] if case.member.smoothing else [0.0]:
+        if kind != "float" or case.member.takes.float_rows:
+            for label_smoothing in [0.0, 0.1] if case.member.takes.smoothing else [0.0]:
                 with refused(ArgumentError, "`target`", "-inf", "masked"):
                     case.loss(scores, target, multilabel=multilabel, label_smoothing=label_smoothing)
 

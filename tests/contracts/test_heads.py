@@ -79,7 +79,7 @@ def test_arguments_are_those_of_torch(member: Member) -> None:
     assert [name for name in ours if name in OPTIONS] == list(OPTIONS)
     assert {name: ours[name].default for name in OPTIONS} == OPTIONS
     assert all(ours[name].kind == inspect.Parameter.KEYWORD_ONLY for name in OPTIONS)
-    for name, default in member.settings[0].items():
+    for name, default in member.examples[0].items():
         assert ours[name].default == default
     theirs = getattr(torch.nn.functional, "linear_cross_entropy", None)
     if theirs is not None:  # new in torch
@@ -138,7 +138,7 @@ def test_a_module_calls_its_function_with_all_it_was_given(member: Member) -> No
         arguments = (manymax.samplers.LogUniformSampler(C), 7)
         options["sparse"] = True
     else:
-        options["label_smoothing"] = 0.2 if member.smoothing else 0.0
+        options["label_smoothing"] = 0.2 if member.takes.smoothing else 0.0
         options["options"] = {"block_rows": 3, "sparse_grad": True}
     input, target = some_queries(9), some_labels(9, 3)
     target[4] = 5

@@ -24,13 +24,13 @@ TARGETS = {"id": IDS, "ids": LISTS, "bool": HOT, "float": ROWS}
 
 def targets(case: Case) -> dict[str, Tensor]:
     """The kinds of target that the member takes."""
-    return {kind: target for kind, target in TARGETS.items() if kind != "float" or case.member.distributions}
+    return {kind: target for kind, target in TARGETS.items() if kind != "float" or case.member.takes.float_rows}
 
 
 def modes(case: Case) -> list[dict[str, Any]]:
     """Options that take different ways through the loss."""
     plain: list[dict[str, Any]] = [{}, {"weight": WEIGHT, "reduction": "none"}, {"multilabel": "normalized"}]
-    return [*plain, {"label_smoothing": 0.2, "weight": WEIGHT}] if case.member.smoothing else plain
+    return [*plain, {"label_smoothing": 0.2, "weight": WEIGHT}] if case.member.takes.smoothing else plain
 
 
 def generic(rows: int = 3, classes: int = 5) -> Tensor:
@@ -57,7 +57,7 @@ def test_derivatives_of_the_map(case: Case) -> None:
 @pytest.mark.parametrize("kind", TARGETS)
 def test_derivatives_of_the_loss(case: Case, kind: str) -> None:
     if kind not in targets(case):
-        assert not case.member.distributions
+        assert not case.member.takes.float_rows
         return
     scores = generic().requires_grad_()
     for options in modes(case):
@@ -168,7 +168,7 @@ def test_func_grad_is_autograd(case: Case) -> None:
 @pytest.mark.parametrize("kind", TARGETS)
 def test_vmap_is_a_loop(case: Case, kind: str) -> None:
     if kind not in targets(case):
-        assert not case.member.distributions
+        assert not case.member.takes.float_rows
         return
     scores, target = generic(), TARGETS[kind]
     for options in modes(case):
@@ -301,12 +301,12 @@ def test_map_compiles(case: Case, compiler: Callable[..., Any]) -> None:
 @pytest.mark.parametrize("kind", TARGETS)
 def test_loss_compiles(case: Case, kind: str, compiler: Callable[..., Any]) -> None:
     if kind not in targets(case):
-        assert not case.member.distributions
+        assert not case.member.takes.float_rows
         return
     options: dict[str, Any] = {"weight": WEIGHT.float(), "reduction": "none"}
     if kind == "bool":
         options = {"multilabel": "normalized"}
-    if kind == "id" and case.member.smoothing:
+    if kind == "id" and case.member.takes.smoothing:
         options = {"label_smoothing": 0.1}
     target = ROWS.float() if kind == "float" else TARGETS[kind]
     function = lambda s: case.loss(s, target, **options)  # noqa: E731

@@ -56,7 +56,8 @@ class Case:
 
     def takes(self, kind: str, label_smoothing: float = 0.0) -> bool:
         """Whether the member takes targets of this kind, and smoothing."""
-        return (self.member.distributions or kind != "float rows") and (self.member.smoothing or not label_smoothing)
+        rows = self.member.takes.float_rows or kind != "float rows"
+        return rows and (self.member.takes.smoothing or not label_smoothing)
 
 
 SETTINGS: dict[str, list[dict[str, Any]]] = {

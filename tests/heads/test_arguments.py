@@ -156,7 +156,7 @@ def test_a_constant_that_wants_a_gradient_gets_it_or_is_refused(case: Case) -> N
     """Blocks have no gradient for targets and class weights; RG, which is plain autograd, has. Never silently none."""
     problem = make_problem(ROWS, num_classes=C)
     constants = {"weight": class_weights(C).requires_grad_()}
-    if case.member.distributions:
+    if case.member.takes.float_rows:
         constants["target"] = numbers(ROWS, C, generator=torch.Generator()).softmax(1).requires_grad_()
     for name, value in constants.items():
         options: dict[str, Any] = {"target": make_target("ids", ROWS, num_classes=C), name: value}

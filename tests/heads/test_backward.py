@@ -190,7 +190,7 @@ def test_half_precision_comes_back_as_it_came(case: Case, half: torch.dtype) -> 
 def test_autocast_computes_in_float32(case: Case, reduction: str) -> None:
     """The loss is float32 and exact to its rounding, also where the backward runs under autocast."""
     problem, target = make_problem(12, num_classes=C, regime="near"), make_target("padded ids", 12, num_classes=C)
-    label_smoothing = 0.25 if case.member.smoothing else 0.0
+    label_smoothing = 0.25 if case.member.takes.smoothing else 0.0
     options = {"reduction": reduction, "label_smoothing": label_smoothing}
     expected = value_and_gradients(case.plain, problem.leaves(), target, **options)
     with torch.autocast("cpu", dtype=torch.bfloat16):

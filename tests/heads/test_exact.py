@@ -31,7 +31,7 @@ from tests.heads.plain import (
 )
 
 DTYPES = [pytest.param(torch.float64, id="float64"), pytest.param(torch.float32, id="float32")]
-SMOOTH = [case for case in CASES if case.values[0].member.smoothing]
+SMOOTH = [case for case in CASES if case.values[0].member.takes.smoothing]
 
 
 # Every option ------------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ def test_every_option_of_the_plain_loss(case: Case, kind: str, dtype: torch.dtyp
         pytest.skip("the plain loss takes no such target")
     problem = make_problem(3, 4, num_classes=301, masked=True)
     target = make_target(kind, 3, 4, num_classes=301)
-    for options in option_sets(301, smoothing=case.member.smoothing, odd=dtype == torch.float32):
+    for options in option_sets(301, smoothing=case.member.takes.smoothing, odd=dtype == torch.float32):
         compare(case, problem, target, dtype=dtype, options={"block_rows": 7}, **options)
 
 
@@ -126,7 +126,7 @@ def test_any_combination(data: st.DataObject) -> None:
         dtype=data.draw(st.sampled_from([torch.float64, torch.float32])),
         reduction=data.draw(st.sampled_from(["mean", "sum", "none"])),
         multilabel=data.draw(st.sampled_from(["sum", "normalized"])),
-        label_smoothing=data.draw(st.sampled_from([0.0, 0.1, 0.5])) if case.member.smoothing else 0.0,
+        label_smoothing=data.draw(st.sampled_from([0.0, 0.1, 0.5])) if case.member.takes.smoothing else 0.0,
         weight=class_weights(num_classes) if data.draw(st.booleans()) else None,
         options={"block_rows": data.draw(st.integers(1, 12)), "sparse_grad": data.draw(st.booleans())},
     )
@@ -338,7 +338,7 @@ def test_masked_classes_get_no_gradient(case: Case) -> None:
     problem = make_problem(12, num_classes=60, masked=True).leaves(torch.float32)
     for kind in KINDS:
         if case.takes(kind):
-            label_smoothing = 0.25 if case.member.smoothing else 0.0
+            label_smoothing = 0.25 if case.member.takes.smoothing else 0.0
             target = make_target(kind, 12, num_classes=60)
             results = value_and_gradients(case.head, problem, target, label_smoothing=label_smoothing)
             assert (results[2][3::5] == 0).all()
@@ -351,7 +351,7 @@ def test_where_values_cannot_be_looked_at(case: Case, monkeypatch: pytest.Monkey
     for module in ("engine.linear", "engine.row_target", "members.rg.kernel"):
         monkeypatch.setattr(f"manymax.{module}.visible", lambda *_: False, raising=False)
     problem = make_problem(12, num_classes=60, masked=True)
-    label_smoothing = 0.25 if case.member.smoothing else 0.0
+    label_smoothing = 0.25 if case.member.takes.smoothing else 0.0
     for kind, multilabel in itertools.product(KINDS, ("sum", "normalized")):
         if case.takes(kind):
             target = make_target(kind, 12, num_classes=60)

@@ -81,7 +81,7 @@ def test_a_grouped_batch_is_the_batch_of_pairs(case: Case, dtype: torch.dtype) -
         return case.head(Problem(queries, problem.linear_weight, problem.linear_bias), target, **options)
 
     for options in OPTIONS:
-        if not case.member.smoothing and options.get("label_smoothing"):
+        if not case.member.takes.smoothing and options.get("label_smoothing"):
             continue
         expected = value_and_gradients(paired, problem.leaves(), classes, **options)
         actual = value_and_gradients(grouped, problem.leaves(dtype), target, options={"block_rows": 3}, **options)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import manymax
 from manymax import FAMILY
-from manymax.heads import kernels
+from manymax.members.rankmax import kernel as kernels
 from tests.heads.plain import TOLERANCE, Case, Problem, compare, make_problem
 
 RANKMAX = Case(FAMILY["rankmax"])

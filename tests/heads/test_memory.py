@@ -58,7 +58,8 @@ def test_a_step_makes_nothing_larger_than_a_block(
     problem = make_problem(ROWS // 2, num_classes=C, regime=regime)
     row = torch.arange(ROWS // 2)
     target = torch.where(row % 2 == 0, problem.scores().argmax(1), row)
-    settings = {"multilabel": "normalized", "label_smoothing": 0.25 if case.member.smoothing else 0.0} if smooth else {}
+    smoothing = 0.25 if case.member.takes.smoothing else 0.0
+    settings = {"multilabel": "normalized", "label_smoothing": smoothing} if smooth else {}
     options = {"block_rows": BLOCK, "sparse_grad": sparse_grad}
     largest = largest_of_a_step(case, problem, target, reduction=reduction, options=options, **settings)
     assert largest.size <= LIMIT, largest.where

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.func import functional_call, grad, jacrev, vmap
 
 from manymax.errors import ArgumentError, ArgumentTypeError, ManymaxError
+from manymax.members.hierarchical_softmax import MEMBER
 from manymax.members.hierarchical_softmax import loss as module
 from manymax.members.hierarchical_softmax.loss import (
-    MEMBER,
     HierarchicalSoftmaxLoss,
     hierarchical_softmax_log_prob,
     hierarchical_softmax_loss,

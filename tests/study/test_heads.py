@@ -9,12 +9,11 @@ import torch
 
 from manymax.errors import ArgumentError
 from manymax.heads import LinearHead
-from manymax.members import FAMILY
+from manymax.members import FAMILY, REFERENCES
 from manymax.samplers import SAMPLERS
 from manymax.study.config import RunConfig
 from manymax.study.data.interactions import Lists, Split
 from manymax.study.heads import build_head, build_sampler
-from manymax.study.references import REFERENCES
 
 
 @pytest.fixture

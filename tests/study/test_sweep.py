@@ -16,9 +16,8 @@ import pytest
 from safetensors.torch import load_file
 
 from manymax.errors import ArgumentError, ManymaxError
-from manymax.members import FAMILY
+from manymax.members import FAMILY, REFERENCES
 from manymax.study.records import MODEL, PROBE, RECORD, Record, read_record
-from manymax.study.references import REFERENCES
 from manymax.study.run import run
 from manymax.study.sweep import StudyConfig, expand, read_study_file, sweep
 

@@ -27,7 +27,7 @@ PAIRS = [
     pytest.param(member, setting, id=f"{member.name}-{setting}")
     for member in FAMILY.values()
     if member.foundation
-    for setting in member.settings
+    for setting in member.examples
 ]
 LEGENDRE = {"softmax", "rg"}  # on the simplex, and on the hyperplane that it lies in
 

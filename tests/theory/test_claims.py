@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from manymax.theory.evidence import Finding, denied
 
 from manymax.members import FAMILY
 from manymax.ops import simplex
 from manymax.ops.divergences import chi_square, jensen_shannon
+from manymax.paper import evidence
 from manymax.paper.claims import CLAIMS, STATUSES, TABLES, Claim, run_claims
-from manymax.theory import evidence
+from manymax.paper.evidence import Finding, denied
 
 CELLS = {"Table 1": 4 * 4, "Table 2": 4 * 6, "Table 3": 6 * 3, "Table 4": 8 * 2}
 FACTS = {"consistency": "calibrated", "order": "order", "smoothness": "smoothness", "cost of an epoch": "cost"}

@@ -35,7 +35,7 @@ from manymax.theory.consistency import (
 CASES = [
     pytest.param(member, setting, id=f"{member.name}-{setting}")
     for member in FAMILY.values()
-    for setting in member.settings
+    for setting in member.examples
 ]
 ALL_SCORES = [case for case in CASES if case.values[0].kind in ("exact", "quadratic")]
 LAW = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)

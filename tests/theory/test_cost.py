@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import manymax
+from manymax.engine.cost import gather
 from manymax.engine.options import HeadOptions
 from manymax.errors import ArgumentError, UnknownNameError
 from manymax.members import FAMILY
 from manymax.ops.tree import HuffmanTree
 from manymax.theory import cost as module
-from manymax.theory.cost import Machine, Shape, Work, cost, is_sparse, measure_machine, predict_seconds
+from manymax.theory.cost import Machine, Shape, Work, cost, measure_machine, predict_seconds
 
 # Orders of magnitude of a processor, all different.
 MACHINE = Machine(
@@ -110,12 +111,6 @@ def test_parameters_touched() -> None:
     assert cost("ssm", replace(SHAPE, num_candidates=60, shared=True)).parameters == (n + 60) * d
 
 
-@given(batch=st.integers(1, 5000), num_classes=st.integers(1, 10**7))
-def test_blocks_are_those_of_the_heads(batch: int, num_classes: int) -> None:
-    shape = Shape(batch, num_classes, dim=1)
-    assert module._block(shape) == min(batch, HeadOptions().rows(num_classes)) * num_classes
-
-
 def test_blocks_keep_memory_below_full_tables() -> None:
     shape = Shape(batch=4096, num_classes=50_000, dim=64)
     block = HeadOptions().rows(50_000) * 50_000
@@ -141,7 +136,7 @@ def test_more_of_anything_costs_no_less(name: str, way: str, data: st.DataObject
     }
     shape = Shape(**sizes, shared=data.draw(st.booleans()), support=data.draw(st.none() | st.floats(1, 100)))
     larger = data.draw(st.sampled_from(sorted(sizes)))
-    if larger == "num_classes" and is_sparse(FAMILY[name]):
+    if larger == "num_classes" and FAMILY[name].sparse:
         larger = "dim"  # with more classes the same support may become a thin one, which is computed otherwise
     more = replace(shape, **{larger: 2 * sizes[larger] + 1})
     now, then = cost(name, shape, way), cost(name, more, way)
@@ -159,7 +154,7 @@ def test_seconds_are_counts_times_seconds_for_one() -> None:
 
 
 def test_a_larger_table_is_farther_away() -> None:
-    gathered = [module._gather(rows, 64, 10.0) for rows in (10, 1 << 12, 1 << 15, 1 << 19, 1 << 25)]
+    gathered = [gather(rows, 64, 10.0) for rows in (10, 1 << 12, 1 << 15, 1 << 19, 1 << 25)]
     assert [work.near + work.far for work in gathered] == pytest.approx([640.0] * 5)
     far = [work.far for work in gathered]
     assert far[:2] == [0, 0]

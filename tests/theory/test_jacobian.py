@@ -30,7 +30,7 @@ from manymax.theory.jacobian import (
 from manymax.theory.order import member_map
 
 CASES = [
-    pytest.param(FAMILY[name], setting, id=f"{name}-{setting}") for name in CLOSED for setting in FAMILY[name].settings
+    pytest.param(FAMILY[name], setting, id=f"{name}-{setting}") for name in CLOSED for setting in FAMILY[name].examples
 ]
 BOUNDED = [case for case in CASES if case.values[0].name != "taylor_softmax"]
 

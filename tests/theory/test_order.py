@@ -17,7 +17,7 @@ WITH_MAP = [
     pytest.param(member, setting, id=f"{member.name}-{setting}")
     for member in FAMILY.values()
     if member.map
-    for setting in member.settings
+    for setting in member.examples
 ]
 
 

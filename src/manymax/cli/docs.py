@@ -12,10 +12,9 @@ import typer
 from manymax.cli.record import calls, cell, columns, heading, settings_text, word
 from manymax.engine.member import Fact, Facts, Member
 from manymax.errors import ArgumentError
-from manymax.members import FAMILY
+from manymax.members import FAMILY, REFERENCES
 from manymax.study.backbones import BACKBONES
 from manymax.study.records import RECORD, Record, read_record
-from manymax.study.references import REFERENCES
 
 BEGIN, END = "<!-- family: begin, written by `make docs` -->", "<!-- family: end -->"
 PAGE = Path("docs/family.md")
@@ -83,7 +82,7 @@ def _section(member: Member) -> str:
         [heading(name), word(fact), fact.text, fact.status, fact.source, fact.printed or ""]
         for name, fact in member.facts.items()
     ]
-    settings = "; ".join(f"`{settings_text(settings)}`" for settings in member.settings)
+    settings = "; ".join(f"`{settings_text(settings)}`" for settings in member.examples)
     also = f" Also called {', '.join(f'`{name}`' for name in member.aliases)}." if member.aliases else ""
     return f"""## {member.name}
 

@@ -23,9 +23,9 @@ def record(member: Member) -> dict[str, Any]:
         "calls": calls(member),
         "formulas": asdict(member.formulas),
         "facts": {name: _fact(fact) for name, fact in member.facts.items()},
-        "settings": [_plain(settings) for settings in member.settings],
-        "label_smoothing": member.smoothing,
-        "distributions": member.distributions,
+        "settings": [_plain(settings) for settings in member.examples],
+        "label_smoothing": member.takes.smoothing,
+        "distributions": member.takes.float_rows,
         "reference": member.reference,
     }
 

@@ -41,7 +41,7 @@ def _sections(member: Member) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     yield "In Python", list(calls(member).items())
     yield "Facts", list(_facts(member))
     names = [("other names", ", ".join(member.aliases))] if member.aliases else []
-    settings = "; ".join(map(settings_text, member.settings))
+    settings = "; ".join(map(settings_text, member.examples))
     yield "More", [*names, ("tested with", settings), ("reference", member.reference)]
 
 

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from manymax.distributed.collectives import Ranks
-from manymax.engine.blocks import Block, Dense, Kernel, Result, Sparse
+from manymax.engine.blocks import PIECE, Block, Dense, Kernel, Result, Sparse
 from manymax.engine.row_target import RowTarget
 from manymax.errors import ArgumentError
-from manymax.heads.kernels import PIECE, support_entries
+from manymax.members.entmax.kernel import support_entries
 from manymax.members.entmax.loss import omega_slope
 from manymax.members.taylor_softmax.loss import polynomial, taylor_exp
 from manymax.ops import simplex

@@ -13,22 +13,17 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 
 from manymax.distributed.collectives import Ranks
+from manymax.engine.cost import DOUBLE, FLOAT, Cost, Machine, Shape, Traffic, Work
 from manymax.engine.member import Member
-from manymax.engine.options import PAD, HeadOptions
 from manymax.errors import ArgumentError
 from manymax.members import FAMILY
-from manymax.theory.cost import FLOAT, Cost, Machine, Shape, Work, cost, is_sparse
+from manymax.theory.cost import cost
 
-DOUBLE = 8  # bytes: sums travel in float64
-STEPS = 8  # of a threshold search
-GENERATOR = 5056  # bytes of the state of torch's generator
-MARKED = 2 * FLOAT  # a maximum, and whether it is nan
 PER_DRAW = Work(fresh=40, sorted=3)  # of each draw, on every rank: drawing it, and finding out who has it
 PER_ENTRY = Work(streamed=6)  # of each score of an exact member: what the sums over ranks need goes over them again
 DRAW = 64  # bytes of each draw, on every rank: its id, its log q, where it goes
@@ -50,21 +45,6 @@ class Network:
     def seconds(self, traffic: Traffic, ranks: int) -> float:
         """Of all sums of a step."""
         return 2 * (ranks - 1) * self.latency * traffic.sums + traffic.sent(ranks) / self.bandwidth
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """What the ranks add up in a step: the number of sums over the ranks, and their bytes in all."""
-
-    sums: float = 0.0
-    bytes: float = 0.0
-
-    def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(self.sums + other.sums, self.bytes + other.bytes)
-
-    def sent(self, ranks: int) -> float:
-        """Bytes that each rank sends."""
-        return 2 * (ranks - 1) / ranks * self.bytes
 
 
 @dataclass(frozen=True)
@@ -108,7 +88,7 @@ def plan(member: str, shape: Shape, ranks: int, machine: Machine, network: Netwo
     if isinstance(ranks, bool) or not isinstance(ranks, int) or not 1 <= ranks <= shape.num_classes:
         raise ArgumentError(f"`ranks` must be an integer from 1 to the number of classes; got {ranks!r}.")
     row = FAMILY[member]
-    sharded = row.kind != "tree"
+    sharded = row.unsharded is None
     own, found = (_own(row, shape, ranks), traffic(row.name, shape, ranks)) if sharded else (shape, Traffic())
     step: Cost = cost(row.name, own)
     draws = shape.pairs * shape.num_negatives if row.kind == "sampled" and ranks > 1 else 0.0
@@ -142,42 +122,8 @@ def traffic(member: str, shape: Shape, ranks: int) -> Traffic:
     """
     row = FAMILY[member]
     both_ends = Traffic(1, 3 * DOUBLE) + Traffic(1, FLOAT * shape.queries)
-    return both_ends + _KINDS[row.kind](row, shape, ranks)
-
-
-def _exact(member: Member, shape: Shape, ranks: int) -> Traffic:
-    """A block has its own sums; the bytes are per row."""
-    padded = -(-shape.num_classes // ranks // PAD) * PAD
-    blocks = -(-shape.batch // HeadOptions().rows(padded))
-    if member.name == "rankmax":
-        sums, row = 3.0, MARKED + 4 * DOUBLE * shape.positives
-    elif member.name == "taylor_softmax":
-        sums, row = 1.0, 2.0 * DOUBLE
-    elif is_sparse(member):
-        sums, row = 3.0 + STEPS, 2.0 * MARKED + (STEPS + 1) * 2 * DOUBLE
-    else:
-        sums, row = 2.0, MARKED + 2.0 * DOUBLE
-    return Traffic(sums * blocks, row * shape.batch)
-
-
-def _sampled(member: Member, shape: Shape, ranks: int) -> Traffic:
-    """The state of the generator once; per pair the positive's score and one or two numbers, and scored candidates."""
-    row = (2 if member.name == "nce" else 4) * FLOAT + shape.num_candidates * FLOAT
-    sums = (2 if member.name == "nce" else 3) + (shape.num_candidates > 0)
-    # a broadcast sends half of what a sum does
-    return Traffic(sums + 0.5, row * shape.pairs + GENERATOR / 2)
-
-
-def _quadratic(member: Member, shape: Shape, ranks: int) -> Traffic:
-    """Count, two means and the covariance, a number per row; the two means again in the backward."""
-    return Traffic(1 + 2 + 1 + 1 + 2, FLOAT * (1 + 4 * shape.dim + shape.dim**2 + shape.batch))
-
-
-_KINDS: dict[str, Callable[[Member, Shape, int], Traffic]] = {
-    "exact": _exact,
-    "sampled": _sampled,
-    "quadratic": _quadratic,
-}
+    own: Traffic = row.needed("traffic")(shape, ranks)
+    return both_ends + own
 
 
 def measure_network(ranks: Ranks, rounds: int = 30, megabytes: int = 4) -> Network:

@@ -27,6 +27,7 @@ from manymax.errors import ManymaxError
 from manymax.ops.checks import full_precision
 
 SPREAD = 1 << 16  # class vectors at a time that are read in float64
+PIECE = 1 << 17  # scores at a time where a block is gone over several times: they and two tables more stay in cache
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,11 @@ class Sparse:
     rows: Tensor
     classes: Tensor
     values: Tensor
+
+
+def merged(*columns: Tensor) -> Sparse:
+    """Two lists of entries as one."""
+    return Sparse(*(torch.cat([columns[i], columns[i + 3]]) for i in range(3)))
 
 
 @dataclass

@@ -1,15 +1,21 @@
-"""What a member of the family states about itself: formulas, and facts that tests run."""
+"""What a member of the family states about itself: formulas, facts that tests run, settings, kernel and costs.
+
+Every other room reads these fields and nothing else about a member. What a member leaves out is an error that names
+the field, where somebody asks for it.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from manymax.engine.cost import CostOf, TrafficOf
 from manymax.engine.fenchel_young import FenchelYoung
-from manymax.errors import ManymaxError
+from manymax.errors import ArgumentError, ArgumentTypeError, ManymaxError, check_choice
 
 Status = Literal["printed", "derived", "confirmed", "contradicted"]
 Kind = Literal["exact", "sampled", "tree", "quadratic"]
@@ -75,27 +81,189 @@ class Formulas:
 
 
 @dataclass(frozen=True)
+class Learned:
+    """How a setting becomes a parameter of a head: as a free number from which its value is computed.
+
+    raw: from the value to the free number.
+    value: from the free number, a tensor, to the value.
+    key: the name of the free number in the state of a head.
+    """
+
+    raw: Callable[[float], float]
+    value: Callable[[Tensor], Tensor]
+    key: str
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting of a member, declared once: read by heads, the command line, TOML files, records and reports.
+
+    name: the keyword of the loss and of the head.
+    kind: float, int, bool or str.
+    default: None where the member has one of its own that depends on the call.
+    help: one sentence.
+    least, most, above, multiple_of: the range of a number: at least, at most, more than, divisible by.
+    choices: of a word.
+    option: its name outside of the member, in commands, files and records; None if that is `name`.
+    learned: how it is learned along with the model, where a head is built with `learnable=True`.
+    """
+
+    name: str
+    kind: type
+    default: Any
+    help: str
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    multiple_of: int | None = None
+    choices: tuple[str, ...] = ()
+    option: str | None = None
+    learned: Learned | None = None
+
+    @property
+    def public_name(self) -> str:
+        """What it is called on the command line, in TOML files and in records."""
+        return self.option or self.name
+
+    @property
+    def learnable_name(self) -> str:
+        """What the switch is called there that makes it a parameter."""
+        return f"learnable_{self.public_name}"
+
+    def check(self, value: Any) -> None:
+        """Raise unless `value` is one that the setting can have; tensors are the member's own business."""
+        if isinstance(value, Tensor) or (value is None and self.default is None):
+            return
+        fits = isinstance(value, self.kind) or (self.kind is float and isinstance(value, int))
+        if not fits or (isinstance(value, bool) and self.kind is not bool):
+            raise ArgumentTypeError(f"`{self.public_name}` must be {_KINDS[self.kind]}; got {value!r}.")
+        if self.choices:
+            check_choice(self.public_name, value, self.choices)
+        if self.kind in (int, float) and not self._inside(value):
+            raise ArgumentError(f"`{self.public_name}` must be {_KINDS[self.kind]} {self.range}; got {value!r}.")
+
+    def _inside(self, value: float) -> bool:
+        return (
+            math.isfinite(value)
+            and (self.least is None or value >= self.least)
+            and (self.above is None or value > self.above)
+            and (self.most is None or value <= self.most)
+            and (self.multiple_of is None or value % self.multiple_of == 0)
+        )
+
+    @property
+    def range(self) -> str:
+        """The range of a number in words.
+
+        >>> Setting("order", int, 2, "", least=2, multiple_of=2).range
+        'of at least 2, a multiple of 2'
+        """
+        words = [f"of at least {self.least:g}"] if self.least is not None else []
+        words += [f"above {self.above:g}"] if self.above is not None else []
+        words += [f"at most {self.most:g}"] if self.most is not None else []
+        words += [f"a multiple of {self.multiple_of}"] if self.multiple_of is not None else []
+        return ", ".join(words) or "that is finite"
+
+
+_KINDS = {float: "a number", int: "an integer", bool: "true or false", str: "a word"}
+
+
+@dataclass(frozen=True)
+class Takes:
+    """Which targets a loss takes: label smoothing, float rows (distributions over the classes)."""
+
+    smoothing: bool = True
+    float_rows: bool = True
+
+
+@dataclass(frozen=True)
+class Theory:
+    """Closed forms that the measurements of `manymax.theory` use where a member has them; None where it has none.
+
+    jacobian: (scores, target, **settings) to the Jacobian of the map, (..., C, C).
+    norm_bounds: (scores, target, **settings) to bounds of its spectral norm, (...) each.
+    supremum: (num_classes, **settings) to the largest such norm over all scores.
+    sharpest: (num_classes, **settings) to scores (C,) at which it is reached.
+    minimisers: (probs, log_q, **settings) to scores (M, C) that minimise the risk, or None for these settings.
+    approximation: its bias and variance as an approximation of the softmax loss.
+    """
+
+    jacobian: Callable[..., Tensor] | None = None
+    norm_bounds: Callable[..., tuple[Tensor, Tensor]] | None = None
+    supremum: Callable[..., float] | None = None
+    sharpest: Callable[..., Tensor] | None = None
+    minimisers: Callable[..., Tensor | None] | None = None
+    approximation: Any = None
+
+
+@dataclass(frozen=True)
 class Member:
     """One row of `FAMILY`: everything else in the project reads members, not files.
 
-    `settings` are the keyword arguments worth testing and reporting. `smoothing` and
-    `distributions` say whether the loss takes label smoothing and float target rows.
+    name, title, aliases, reference: how people call it, and where it comes from.
+    class_name: its name in those of classes, `LinearTaylorSoftmaxLoss`; made from `name` if it is left out.
+    kind: "exact" (sees all scores in blocks), "sampled" (a positive and drawn negatives), "tree", "quadratic" (moments
+        of the class vectors).
+    map, loss, module, foundation: its functions on given scores.
+    formulas, facts: what it states about itself.
+    settings: what it can be set to. examples: values of its settings worth testing and reporting.
+    needs_label: whether the map is defined given a label, `map(scores, target)`.
+    sparse: whether the map gives exact zeros, so that a gradient can have few entries.
+    takes: which targets it takes.
+    kernel: what its head computes, given its settings as keyword arguments. Of an exact member a
+        `manymax.engine.blocks.Kernel`, which turns blocks of scores into losses and gradients; of a quadratic one a
+        function from a call to the losses of its rows; of a sampled one a function from scores and draws to those of
+        the positives; of a tree its losses of node scores.
+    native: whether the native back end has its kernel.
+    ranking_key: given its settings, a function from scores to what classes are ranked by; None where that is the
+        scores.
+    unsharded: why its class vectors cannot be split over ranks; None where they can.
+    cost, traffic: what a step costs, and what its shards exchange.
+    theory: closed forms.
     """
 
     name: str
     title: str
     kind: Kind
     loss: Callable[..., Tensor]
-    module: type[nn.Module]
+    module: type[nn.Module] | None
     formulas: Formulas
     facts: Facts
     reference: str
     map: Callable[..., Tensor] | None = None
     foundation: Callable[..., FenchelYoung] | None = None
     aliases: tuple[str, ...] = ()
-    settings: tuple[Mapping[str, Any], ...] = field(default=({},))
-    smoothing: bool = True
-    distributions: bool = True
+    class_name: str = ""
+    settings: tuple[Setting, ...] = ()
+    examples: tuple[Mapping[str, Any], ...] = field(default=({},))
+    needs_label: bool = False
+    sparse: bool = False
+    takes: Takes = field(default=Takes())
+    kernel: Callable[..., Any] | None = None
+    native: bool = False
+    ranking_key: Callable[..., Callable[[Tensor], Tensor]] | None = None
+    unsharded: str | None = None
+    cost: CostOf | None = None
+    traffic: TrafficOf | None = None
+    theory: Theory = field(default=Theory())
+
+    def __post_init__(self) -> None:
+        if not self.class_name:
+            object.__setattr__(self, "class_name", "".join(part.capitalize() for part in self.name.split("_")))
+
+    def needed(self, name: str) -> Any:
+        """A field that somebody needs; an error that names it where the member leaves it out."""
+        value = getattr(self, name)
+        if value is None:
+            raise ManymaxError(f"{self.name} has no `{name}`: its record must give this field.")
+        return value
+
+    def setting(self, name: str) -> Setting:
+        """The setting of this name."""
+        for setting in self.settings:
+            if setting.name == name:
+                return setting
+        raise ManymaxError(f"{self.name} has no setting `{name}`.")
 
     def fenchel_young(self, **settings: Any) -> FenchelYoung:
         """The member's (map, Omega) pair; an error if it has none."""

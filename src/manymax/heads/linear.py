@@ -8,12 +8,15 @@ from torch import Tensor
 from manymax.engine.linear import Options, linear_loss
 from manymax.engine.target import Target
 from manymax.errors import ArgumentError
-from manymax.heads.kernels import entmax_kernel, rankmax_kernel, softmax_kernel, taylor_kernel
 from manymax.members.entmax import loss as entmax
+from manymax.members.entmax.kernel import entmax_kernel
 from manymax.members.rankmax import loss as rankmax
+from manymax.members.rankmax.kernel import rankmax_kernel
 from manymax.members.softmax import loss as softmax
+from manymax.members.softmax.kernel import softmax_kernel
 from manymax.members.sparsemax import loss as sparsemax
 from manymax.members.taylor_softmax import loss as taylor_softmax
+from manymax.members.taylor_softmax.kernel import taylor_kernel
 
 
 def linear_softmax_loss(

@@ -1,15 +1,19 @@
-"""The family: one file per member, one table."""
+"""The family: one folder per member, one table; and a table of reference losses beside it, with the same fields."""
 
 from manymax.engine.member import Member
-from manymax.members.entmax import loss as entmax
-from manymax.members.hierarchical_softmax import loss as hierarchical_softmax
-from manymax.members.nce import loss as nce
-from manymax.members.rankmax import loss as rankmax
-from manymax.members.rg import loss as rg
-from manymax.members.sampled_softmax import loss as sampled_softmax
-from manymax.members.softmax import loss as softmax
-from manymax.members.sparsemax import loss as sparsemax
-from manymax.members.taylor_softmax import loss as taylor_softmax
+from manymax.members import (
+    bce,
+    bpr,
+    entmax,
+    hierarchical_softmax,
+    nce,
+    rankmax,
+    rg,
+    sampled_softmax,
+    softmax,
+    sparsemax,
+    taylor_softmax,
+)
 from manymax.table import Table
 
 FAMILY: Table[Member] = Table(
@@ -25,4 +29,10 @@ FAMILY: Table[Member] = Table(
     rg.MEMBER,
 )
 
-__all__ = ["FAMILY"]
+# Losses that the family is compared with: rows with the same fields, so that heads and studies take them like members.
+REFERENCES: Table[Member] = Table("reference", bpr.MEMBER, bce.MEMBER)
+
+# What approximations are measured against, and what every comparison is made with.
+BASELINE: Member = softmax.MEMBER
+
+__all__ = ["BASELINE", "FAMILY", "REFERENCES"]

@@ -15,8 +15,8 @@ from functools import partial
 
 from manymax.engine.member import Fact
 from manymax.members import FAMILY
-from manymax.theory import evidence
-from manymax.theory.evidence import Check, Finding
+from manymax.paper import evidence
+from manymax.paper.evidence import Check, Finding
 
 TABLES = {
     "Table 1": "exact members",

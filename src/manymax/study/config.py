@@ -10,12 +10,11 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from manymax.errors import ArgumentError, check_choice, unknown_name
-from manymax.members import FAMILY
+from manymax.members import FAMILY, REFERENCES
 from manymax.paper.whole_table import TABLE_LOSSES
 from manymax.samplers import SAMPLERS
 from manymax.study.backbones import BACKBONES
 from manymax.study.metrics import METRICS
-from manymax.study.references import REFERENCES
 
 COMPILED_LOSSES = ("sparsemax", "entmax", "rankmax")  # those of heads/rows.cpp
 SAMPLED = tuple(name for name, member in FAMILY.items() if member.kind == "sampled")
@@ -28,7 +27,7 @@ ONLY_FOR: tuple[tuple[tuple[str, ...], str, tuple[str, ...]], ...] = (
     (("hit_policy",), "loss", SAMPLED),
     (("correction", "debias"), "loss", ("sampled_softmax",)),
     (("log_z", "learnable_log_z"), "loss", ("nce",)),
-    (("label_smoothing",), "loss", tuple(name for name, member in FAMILY.items() if member.smoothing)),
+    (("label_smoothing",), "loss", tuple(name for name, member in FAMILY.items() if member.takes.smoothing)),
     (("power",), "sampler", ("popularity",)),
     (("smoothing",), "sampler", ("popularity", "in_batch")),
     (("pool",), "sampler", ("dns", "two_pass")),

@@ -167,9 +167,9 @@ def signals(subject: Subject, sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
     relevant = torch.nn.functional.one_hot(subject.target, subject.num_classes).bool()
     negatives = (subject.scores > -torch.inf) & ~relevant
     for member in _mapped():
-        map = member_map(member, subject.target, **member.settings[0])
-        some = member_map(member, subject.target[:NORM_ROWS], **member.settings[0])
-        gradients = gradient(member, subject.scores, subject.target, **member.settings[0])
+        map = member_map(member, subject.target, **member.examples[0])
+        some = member_map(member, subject.target[:NORM_ROWS], **member.examples[0])
+        gradients = gradient(member, subject.scores, subject.target, **member.examples[0])
         yield {
             "member": member.name,
             "num_negatives": None,
@@ -196,7 +196,7 @@ def heat_maps(subject: Subject, classes: int) -> dict[str, Figure]:
     scores, target = subject.scores, subject.target
     gradients, jacobians = [], []
     for member in _mapped():
-        setting = member.settings[0]
+        setting = member.examples[0]
         title = f"{member.name} {setting['alpha']}" if "alpha" in setting else member.name
         gradients.append((title, by_score(gradient(member, scores, target, **setting), scores)[:, :classes]))
         map = member_map(member, target[0], **setting)

@@ -11,14 +11,14 @@ from torch import nn
 import manymax.heads
 from manymax.errors import ArgumentError
 from manymax.heads import LinearHead
-from manymax.members import FAMILY
+from manymax.members import FAMILY, REFERENCES
 from manymax.members.hierarchical_softmax.loss import HierarchicalSoftmaxLoss
 from manymax.ops.tree import HuffmanTree
 from manymax.paper.whole_table import Detached, WholeTable
 from manymax.samplers import SAMPLERS, Sampler
 from manymax.study.config import RunConfig
 from manymax.study.data.interactions import Split
-from manymax.study.references import REFERENCES
+from manymax.study.references import HEADS
 from manymax.study.seeds import generator
 
 # What an option is called by the head or sampler that takes it, where that is not its own name.
@@ -39,7 +39,7 @@ def build_head(config: RunConfig, split: Split) -> nn.Module:
     Its draws come from `head.generator`, which a training loop seeds anew for each step.
     """
     if config.loss in REFERENCES:
-        return REFERENCES[config.loss].module(None, split.num_items, **_drawing(config, split))
+        return HEADS[config.loss](None, split.num_items, **_drawing(config, split))
     if config.computation in TABLES:
         return TABLES[config.computation](config.loss, split.num_items)
     member = FAMILY[config.loss]
@@ -48,7 +48,7 @@ def build_head(config: RunConfig, split: Split) -> nn.Module:
     options = _drawing(config, split) if member.kind == "sampled" else _exact(config)
     if config.loss == "nce" and config.log_z is None:
         options["log_z"] = math.log(split.num_items)  # where training begins; from 0 it first has to find that
-    head: type[LinearHead] = getattr(manymax.heads, f"Linear{member.module.__name__}")
+    head: type[LinearHead] = getattr(manymax.heads, f"Linear{member.class_name}Loss")
     return head(None, split.num_items, **options, **_given(config, OF_LOSS))
 
 

@@ -1,1 +1,32 @@
 """Alpha-entmax: everything about this member."""
+
+from manymax.engine.member import Member
+from manymax.members.entmax.kernel import COST, TRAFFIC
+from manymax.members.entmax.loss import (
+    FACTS,
+    FORMULAS,
+    SETTINGS,
+    EntmaxLoss,
+    entmax,
+    entmax_loss,
+    foundation,
+)
+
+MEMBER = Member(
+    name="entmax",
+    title="Alpha-entmax",
+    kind="exact",
+    map=entmax,
+    loss=entmax_loss,
+    module=EntmaxLoss,
+    foundation=foundation,
+    formulas=FORMULAS,
+    facts=FACTS,
+    settings=SETTINGS,
+    examples=({"alpha": 1.5}, {"alpha": 1.25}, {"alpha": 1.8}),
+    sparse=True,
+    native=True,
+    cost=COST,
+    traffic=TRAFFIC,
+    reference="Peters, Niculae, Martins, ACL 2019; Correia, Niculae, Martins, EMNLP 2019",
+)

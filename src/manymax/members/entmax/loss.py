@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from manymax.engine.fenchel_young import FenchelYoung
-from manymax.engine.member import Fact, Facts, Formulas, Member
+from manymax.engine.member import Fact, Facts, Formulas, Learned, Setting
 from manymax.engine.module import ExactLoss
 from manymax.errors import ArgumentError, ArgumentTypeError
 from manymax.ops import operators, simplex
@@ -150,10 +150,7 @@ def potential(
 def read_alpha(alpha: float | Tensor, scores: Tensor) -> Tensor:
     """Alpha as a tensor that is () or broadcasts against (..., 1); raises outside of [1, 2]."""
     if not isinstance(alpha, Tensor):
-        if isinstance(alpha, bool) or not isinstance(alpha, int | float):
-            raise ArgumentTypeError(f"`alpha` must be a number or a float tensor; got {type(alpha).__name__}.")
-        if not 1 <= alpha <= 2:
-            raise ArgumentError(f"`alpha` must be in [1, 2] (1 is softmax, 2 is sparsemax); got {alpha}.")
+        _check_number(alpha)
         return torch.tensor(float(alpha), dtype=torch.float64)
     if not alpha.is_floating_point():
         raise ArgumentTypeError(f"`alpha` must be a number or a float tensor; got dtype {alpha.dtype}.")
@@ -168,6 +165,26 @@ def read_alpha(alpha: float | Tensor, scores: Tensor) -> Tensor:
     if visible(alpha) and not ((alpha >= 1) & (alpha <= 2)).all():
         raise ArgumentError(f"`alpha` must be in [1, 2] (1 is softmax, 2 is sparsemax); got {alpha.detach()}.")
     return alpha
+
+
+def _check_number(alpha: object) -> None:
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float):
+        raise ArgumentTypeError(f"`alpha` must be a number or a float tensor; got {type(alpha).__name__}.")
+    if not 1 <= alpha <= 2:
+        raise ArgumentError(f"`alpha` must be in [1, 2] (1 is softmax, 2 is sparsemax); got {alpha}.")
+
+
+def _raw_alpha(alpha: float) -> float:
+    """The free number whose `_alpha_of` is alpha: a learned alpha is 1 + sigmoid(raw), so no step leaves (1, 2)."""
+    if not 1 < alpha < 2:
+        raise ArgumentError(f"a learnable `alpha` must start inside (1, 2); got {alpha}.")
+    return float(torch.tensor(alpha - 1.0).logit())
+
+
+def _alpha_of(raw: Tensor) -> Tensor:
+    """1 + sigmoid(raw), inside of the open interval in floating point too: far out the sigmoid rounds to 0 or 1."""
+    eps = torch.finfo(raw.dtype).eps
+    return 1 + raw.sigmoid().clamp(eps, 1 - eps)
 
 
 def _broadcasts(shape: torch.Size, batch: torch.Size) -> bool:
@@ -281,21 +298,17 @@ class EntmaxLoss(ExactLoss):
         self, alpha: float = 1.5, weight: Tensor | None = None, *, learnable: bool = False, **options: Any
     ) -> None:
         super().__init__(weight, **options)
-        read_alpha(alpha, torch.zeros(1))
-        if learnable and not 1 < alpha < 2:
-            raise ArgumentError(f"a learnable `alpha` must start inside (1, 2); got {alpha}.")
+        _check_number(alpha)
         self.fixed_alpha = None if learnable else float(alpha)
         if learnable:
-            self.raw_alpha = nn.Parameter(torch.tensor(alpha - 1.0).logit())
+            self.raw_alpha = nn.Parameter(torch.tensor(_raw_alpha(alpha)))
 
     @property
     def alpha(self) -> float | Tensor:
         """The number, or the tensor that is learned."""
         if self.fixed_alpha is not None:
             return self.fixed_alpha
-        # sigmoid rounds to 0 or 1 far out; the open interval is kept in floating point as well
-        eps = torch.finfo(self.raw_alpha.dtype).eps
-        return 1 + self.raw_alpha.sigmoid().clamp(eps, 1 - eps)
+        return _alpha_of(self.raw_alpha)
 
     def forward(self, scores: Tensor, target: Tensor) -> Tensor:
         return entmax_loss(scores, target, alpha=self.alpha, **self.options())
@@ -318,49 +331,51 @@ def smoothness(num_classes: int, alpha: float = 1.5) -> float:
     return max(2 ** (alpha - 2), spread)
 
 
-MEMBER = Member(
-    name="entmax",
-    title="Alpha-entmax",
-    kind="exact",
-    map=entmax,
-    loss=entmax_loss,
-    module=EntmaxLoss,
-    foundation=foundation,
-    formulas=Formulas(
-        map="p_i = [(alpha - 1)(s_i - tau)]_+^(1/(alpha - 1)), tau: sum_i p_i = 1",
-        loss="<p, s> - Omega(p) - s_y",
-        gradient="p - e_y",
-        omega="sum_i (p_i^alpha - p_i) / (alpha (alpha - 1))",
+FORMULAS = Formulas(
+    map="p_i = [(alpha - 1)(s_i - tau)]_+^(1/(alpha - 1)), tau: sum_i p_i = 1",
+    loss="<p, s> - Omega(p) - s_y",
+    gradient="p - e_y",
+    omega="sum_i (p_i^alpha - p_i) / (alpha (alpha - 1))",
+)
+
+FACTS = Facts(
+    order=Fact("weak", "never inverts; classes below the threshold tie at 0", "proposition 3.5", "confirmed"),
+    fenchel_young=Fact(True, "Omega is the negative Tsallis alpha-entropy", "section 2.4", "confirmed"),
+    convex=Fact(True, "convex in the scores", "appendix A.2", "confirmed"),
+    calibrated=Fact(
+        True,
+        "Top-k calibrated (k >= 1) and DCG-consistent for one label and for the sum over positives",
+        "proposition 3.3",
+        "confirmed",
     ),
-    facts=Facts(
-        order=Fact("weak", "never inverts; classes below the threshold tie at 0", "proposition 3.5", "confirmed"),
-        fenchel_young=Fact(True, "Omega is the negative Tsallis alpha-entropy", "section 2.4", "confirmed"),
-        convex=Fact(True, "convex in the scores", "appendix A.2", "confirmed"),
-        calibrated=Fact(
-            True,
-            "Top-k calibrated (k >= 1) and DCG-consistent for one label and for the sum over positives",
-            "proposition 3.3",
-            "confirmed",
-        ),
-        shift_invariant=Fact(True, "a constant added to all scores changes nothing", "definition", "derived"),
-        smoothness=Fact(
-            None,
-            "max{2^(alpha-2), (1 + 1/n) / (1 + n^(-(alpha-1)/(3-alpha)))^(3-alpha)}, n = C - 1: below 1, and 1 only"
-            " as C grows",
-            "derived; Table 1 has the bound 1",
-            "contradicted",
-            printed="1",
-            fn=smoothness,
-        ),
-        cost=Fact(
-            "linear",
-            "batch x classes: the threshold is found by Newton steps, no row is sorted",
-            "derived; Table 4 assumes a sort",
-            "contradicted",
-            printed="N C log C + N |P|",
-            fn=lambda batch, num_classes, alpha=1.5: float(batch * num_classes),
-        ),
+    shift_invariant=Fact(True, "a constant added to all scores changes nothing", "definition", "derived"),
+    smoothness=Fact(
+        None,
+        "max{2^(alpha-2), (1 + 1/n) / (1 + n^(-(alpha-1)/(3-alpha)))^(3-alpha)}, n = C - 1: below 1, and 1 only"
+        " as C grows",
+        "derived; Table 1 has the bound 1",
+        "contradicted",
+        printed="1",
+        fn=smoothness,
     ),
-    settings=({"alpha": 1.5}, {"alpha": 1.25}, {"alpha": 1.8}),
-    reference="Peters, Niculae, Martins, ACL 2019; Correia, Niculae, Martins, EMNLP 2019",
+    cost=Fact(
+        "linear",
+        "batch x classes: the threshold is found by Newton steps, no row is sorted",
+        "derived; Table 4 assumes a sort",
+        "contradicted",
+        printed="N C log C + N |P|",
+        fn=lambda batch, num_classes, alpha=1.5: float(batch * num_classes),
+    ),
+)
+
+SETTINGS = (
+    Setting(
+        "alpha",
+        float,
+        1.5,
+        "Of entmax: near 1 is softmax, 2 is sparsemax.",
+        least=1,
+        most=2,
+        learned=Learned(raw=_raw_alpha, value=_alpha_of, key="order.raw_alpha"),
+    ),
 )

@@ -1,1 +1,24 @@
 """Hierarchical softmax: everything about this member."""
+
+from manymax.engine.member import Member
+from manymax.members.hierarchical_softmax.loss import (
+    FACTS,
+    FORMULAS,
+    HierarchicalSoftmaxLoss,
+    cost,
+    hierarchical_softmax_loss,
+)
+
+MEMBER = Member(
+    name="hierarchical_softmax",
+    title="Hierarchical softmax",
+    kind="tree",
+    loss=hierarchical_softmax_loss,
+    module=HierarchicalSoftmaxLoss,
+    aliases=("hsm",),
+    formulas=FORMULAS,
+    facts=FACTS,
+    unsharded="its vectors stand at the nodes of a tree, and every path begins at the same few of them",
+    cost=cost,
+    reference="Morin and Bengio, AISTATS 2005; on Huffman's tree: Mikolov et al., NeurIPS 2013",
+)

@@ -20,7 +20,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from manymax.engine.member import Fact, Facts, Formulas, Member
+from manymax.engine.cost import FLOAT, PER_STEP, Cost, Shape, Work, gather
+from manymax.engine.member import Fact, Facts, Formulas
 from manymax.engine.module import ExactLoss
 from manymax.engine.target import Target, check_options, read_target, row_losses
 from manymax.errors import ArgumentError, ArgumentTypeError
@@ -353,67 +354,70 @@ def mean_code_length(num_classes: int, counts: Tensor | None = None) -> float:
     return full + 2 - 2 ** (full + 1) / num_classes
 
 
-MEMBER = Member(
-    name="hierarchical_softmax",
-    title="Hierarchical softmax",
-    kind="tree",
-    loss=hierarchical_softmax_loss,
-    module=HierarchicalSoftmaxLoss,
-    aliases=("hsm",),
-    formulas=Formulas(
-        map="P(c) = product over the path of c of sigmoid(b_n s_n), b_n = 1 on branch 1 and -1 on branch 0",
-        loss="-log P(y) = sum over the path of y of softplus(-b_n s_n)",
-        gradient="sigmoid(s_n) - 1{branch 1} at the nodes of the path, 0 elsewhere",
+def cost(shape: Shape, plain: bool) -> Cost:
+    """The vectors on the paths of the positives: L of them for each."""
+    length = mean_code_length(shape.num_classes) if shape.path is None else shape.path
+    nodes = shape.pairs * length
+    work = gather(shape.num_classes, shape.dim, nodes) + Work(
+        flops=6 * nodes * shape.dim, fresh=3 * nodes * shape.dim, passes=40 * nodes, calls=PER_STEP + 600
+    )
+    rows = min(float(shape.num_classes), nodes)
+    return Cost(work, 3 * nodes * shape.dim, rows * shape.dim, FLOAT * (3 * nodes * shape.dim + shape.queries))
+
+
+FORMULAS = Formulas(
+    map="P(c) = product over the path of c of sigmoid(b_n s_n), b_n = 1 on branch 1 and -1 on branch 0",
+    loss="-log P(y) = sum over the path of y of softplus(-b_n s_n)",
+    gradient="sigmoid(s_n) - 1{branch 1} at the nodes of the path, 0 elsewhere",
+)
+
+FACTS = Facts(
+    order=None,
+    fenchel_young=Fact(
+        False,
+        "in the node scores: the Hessian differs between labels, that of a Fenchel-Young loss does not",
+        "derived",
+        "derived",
     ),
-    facts=Facts(
-        order=None,
-        fenchel_young=Fact(
-            False,
-            "in the node scores: the Hessian differs between labels, that of a Fenchel-Young loss does not",
-            "derived",
-            "derived",
-        ),
-        convex=Fact(True, "a sum of logistic losses in the node scores", "derived", "derived"),
-        calibrated=Fact(
-            True,
-            "with free node scores the minimiser is P proportional to E[y] for the sum over positives, so ranking by P"
-            " is right; greedy search, ranking by implicit scores and too small a model can still fail",
-            "derived",
-            "contradicted",
-            printed="not consistent",
-        ),
-        shift_invariant=Fact(
-            False,
-            "a constant added to all node scores changes P; with a softmax at each node it does not",
-            "derived",
-            "derived",
-        ),
-        smoothness=Fact(
-            0.25,
-            "1/4 per positive, at the scores 0 of a path; 1/2 with a softmax at each node",
-            "Table 2, section B.4",
-            "contradicted",
-            printed="1/2",
-            fn=lambda num_classes, arity=2: 0.0 if num_classes == 1 else 0.25 if arity == 2 else 0.5,
-        ),
-        cost=Fact(
-            "logarithmic",
-            "batch x mean code length, which is the entropy of the counts in bits or up to 1 more: about log2(classes)"
-            " if all are alike, less the more they differ",
-            "Table 4",
-            "confirmed",
-            fn=lambda batch, num_classes, counts=None: batch * mean_code_length(num_classes, counts),
-        ),
-        bias=Fact(
-            None,
-            "against a given flat P_s: log P_s(y) - log P_HSM(y), whose mean over y ~ P_s is KL(P_s || P_HSM); no"
-            " property of the tree alone, because implicit scores are not a function of P_HSM",
-            "section B.5.2",
-            "contradicted",
-            printed="-log P_HSM(y) - log P_s(y)",
-            fn=lambda probs, tree_probs: float(kl(probs, tree_probs)),
-        ),
-        variance=Fact(0.0, "nothing is drawn", "Table 2", "confirmed"),
+    convex=Fact(True, "a sum of logistic losses in the node scores", "derived", "derived"),
+    calibrated=Fact(
+        True,
+        "with free node scores the minimiser is P proportional to E[y] for the sum over positives, so ranking by P"
+        " is right; greedy search, ranking by implicit scores and too small a model can still fail",
+        "derived",
+        "contradicted",
+        printed="not consistent",
     ),
-    reference="Morin and Bengio, AISTATS 2005; on Huffman's tree: Mikolov et al., NeurIPS 2013",
+    shift_invariant=Fact(
+        False,
+        "a constant added to all node scores changes P; with a softmax at each node it does not",
+        "derived",
+        "derived",
+    ),
+    smoothness=Fact(
+        0.25,
+        "1/4 per positive, at the scores 0 of a path; 1/2 with a softmax at each node",
+        "Table 2, section B.4",
+        "contradicted",
+        printed="1/2",
+        fn=lambda num_classes, arity=2: 0.0 if num_classes == 1 else 0.25 if arity == 2 else 0.5,
+    ),
+    cost=Fact(
+        "logarithmic",
+        "batch x mean code length, which is the entropy of the counts in bits or up to 1 more: about log2(classes)"
+        " if all are alike, less the more they differ",
+        "Table 4",
+        "confirmed",
+        fn=lambda batch, num_classes, counts=None: batch * mean_code_length(num_classes, counts),
+    ),
+    bias=Fact(
+        None,
+        "against a given flat P_s: log P_s(y) - log P_HSM(y), whose mean over y ~ P_s is KL(P_s || P_HSM); no"
+        " property of the tree alone, because implicit scores are not a function of P_HSM",
+        "section B.5.2",
+        "contradicted",
+        printed="-log P_HSM(y) - log P_s(y)",
+        fn=lambda probs, tree_probs: float(kl(probs, tree_probs)),
+    ),
+    variance=Fact(0.0, "nothing is drawn", "Table 2", "confirmed"),
 )

@@ -1,1 +1,21 @@
 """Noise contrastive estimation: everything about this member."""
+
+from manymax.engine.cost import FLOAT, sampled_cost, sampled_traffic
+from manymax.engine.member import Member, Takes
+from manymax.members.nce.loss import FACTS, FORMULAS, SETTINGS, NCELoss, nce_loss
+
+MEMBER = Member(
+    name="nce",
+    title="Noise contrastive estimation",
+    kind="sampled",
+    class_name="NCE",
+    loss=nce_loss,
+    module=NCELoss,
+    formulas=FORMULAS,
+    facts=FACTS,
+    settings=SETTINGS,
+    takes=Takes(smoothing=False, float_rows=False),
+    cost=sampled_cost,
+    traffic=sampled_traffic(sums=2, row=2 * FLOAT),
+    reference="Gutmann and Hyvarinen, AISTATS 2010",
+)

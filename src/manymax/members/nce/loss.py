@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
-from manymax.engine.member import Fact, Facts, Formulas, Member
+from manymax.engine.member import Fact, Facts, Formulas, Learned, Setting
 from manymax.engine.sample import HIT_POLICIES, read_number, read_sample
 from manymax.errors import ArgumentError, check_choice
 from manymax.ops.divergences import jensen_shannon
@@ -120,68 +120,72 @@ def variance(probs: Tensor, q: Tensor, num_negatives: int) -> Tensor:
     return num_negatives * (q * (values - mean).square()).sum(-1)
 
 
-MEMBER = Member(
-    name="nce",
-    title="Noise contrastive estimation",
-    kind="sampled",
-    loss=nce_loss,
-    module=NCELoss,
-    formulas=Formulas(
-        map=None,
-        loss="softplus(-d_y) + sum_j softplus(d_j), d = s - log Z0 - log(k q)",
-        gradient="-sigma(-d_y) on the positive, sigma(d_j) on the negatives",
+FORMULAS = Formulas(
+    map=None,
+    loss="softplus(-d_y) + sum_j softplus(d_j), d = s - log Z0 - log(k q)",
+    gradient="-sigma(-d_y) on the positive, sigma(d_j) on the negatives",
+)
+
+FACTS = Facts(
+    order=None,
+    fenchel_young=Fact(False, "logistic losses on unnormalised scores", "derived", "derived"),
+    convex=Fact(
+        True,
+        "a sum of logistic losses",
+        "derived; the printed sign of the noise term makes it unbounded below",
+        "contradicted",
+        printed="log sigma(s_y - log(k q_y)) - sum_j log sigma(-s_j + log(k q_j)), negated",
     ),
-    facts=Facts(
-        order=None,
-        fenchel_young=Fact(False, "logistic losses on unnormalised scores", "derived", "derived"),
-        convex=Fact(
-            True,
-            "a sum of logistic losses",
-            "derived; the printed sign of the noise term makes it unbounded below",
-            "contradicted",
-            printed="log sigma(s_y - log(k q_y)) - sum_j log sigma(-s_j + log(k q_j)), negated",
-        ),
-        calibrated=Fact(
-            True,
-            "the minimiser is log p + log Z0 exactly for every k, hits kept",
-            "derived",
-            "contradicted",
-            printed="asymptotic, with an irreducible bias",
-        ),
-        shift_invariant=Fact(False, "scores are log-probabilities: a shift is paid for", "derived", "derived"),
-        smoothness=Fact(
-            None,
-            "max multiplicity of a class in the sample / 4: 1/4 if all are distinct, (k + 1)/4 at worst",
-            "section B.4",
-            "contradicted",
-            printed="1/4",
-            fn=lambda num_classes, num_negatives=100: (num_negatives + 1) / 4,
-        ),
-        cost=Fact(
-            "constant",
-            "batch x (k + 1), whatever the number of classes",
-            "Table 4",
-            "confirmed",
-            fn=lambda batch, num_classes, num_negatives=100: float(batch * (num_negatives + 1)),
-        ),
-        bias=Fact(
-            None,
-            "with y ~ P: E[loss] = (1 + k)(H_b(1/(1+k)) - JS(P || q)), to be compared with H(P); curvature bias 0",
-            "section B.5",
-            "contradicted",
-            printed="(1 + k) JS(P || q)",
-            fn=lambda probs, q, num_negatives: float(
-                expected_loss(probs, q, num_negatives) + (probs * probs.log()).nansum()
-            ),
-        ),
-        variance=Fact(
-            None,
-            "k Var_q(log(k + P/q)), exactly",
-            "section B.5",
-            "contradicted",
-            printed="k chi2/(1 + k)^2",
-            fn=lambda probs, q, num_negatives: float(variance(probs, q, num_negatives)),
+    calibrated=Fact(
+        True,
+        "the minimiser is log p + log Z0 exactly for every k, hits kept",
+        "derived",
+        "contradicted",
+        printed="asymptotic, with an irreducible bias",
+    ),
+    shift_invariant=Fact(False, "scores are log-probabilities: a shift is paid for", "derived", "derived"),
+    smoothness=Fact(
+        None,
+        "max multiplicity of a class in the sample / 4: 1/4 if all are distinct, (k + 1)/4 at worst",
+        "section B.4",
+        "contradicted",
+        printed="1/4",
+        fn=lambda num_classes, num_negatives=100: (num_negatives + 1) / 4,
+    ),
+    cost=Fact(
+        "constant",
+        "batch x (k + 1), whatever the number of classes",
+        "Table 4",
+        "confirmed",
+        fn=lambda batch, num_classes, num_negatives=100: float(batch * (num_negatives + 1)),
+    ),
+    bias=Fact(
+        None,
+        "with y ~ P: E[loss] = (1 + k)(H_b(1/(1+k)) - JS(P || q)), to be compared with H(P); curvature bias 0",
+        "section B.5",
+        "contradicted",
+        printed="(1 + k) JS(P || q)",
+        fn=lambda probs, q, num_negatives: float(
+            expected_loss(probs, q, num_negatives) + (probs * probs.log()).nansum()
         ),
     ),
-    reference="Gutmann and Hyvarinen, AISTATS 2010",
+    variance=Fact(
+        None,
+        "k Var_q(log(k + P/q)), exactly",
+        "section B.5",
+        "contradicted",
+        printed="k chi2/(1 + k)^2",
+        fn=lambda probs, q, num_negatives: float(variance(probs, q, num_negatives)),
+    ),
+)
+
+SETTINGS = (
+    Setting("hit_policy", str, "keep", "Negatives that hit the positive.", choices=HIT_POLICIES),
+    Setting(
+        "log_z",
+        float,
+        None,
+        "Of NCE: assumed log partition, else that of scores 0: log C.",
+        learned=Learned(raw=float, value=lambda raw: raw, key="log_z"),
+    ),
 )

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manymax.engine.member import Fact, Facts, Formulas, Member
+from manymax.engine.member import Fact, Facts, Formulas
 from manymax.engine.module import ExactLoss
 from manymax.engine.target import check_options, check_positives, read_target
 from manymax.errors import ArgumentError, ArgumentTypeError
@@ -176,61 +176,51 @@ class RankmaxLoss(ExactLoss):
         return rankmax_loss(scores, target, **self.options())
 
 
-MEMBER = Member(
-    name="rankmax",
-    title="Rankmax",
-    kind="exact",
-    map=rankmax,
-    loss=rankmax_loss,
-    module=RankmaxLoss,
-    formulas=Formulas(
-        map="p_i = max(0, s_i - s_y + 1) / S, S = sum_j max(0, s_j - s_y + 1)",
-        loss="log S",
-        gradient="(1_P - m e_y) / S, P = {j: s_j > s_y - 1}, m = |P|",
+FORMULAS = Formulas(
+    map="p_i = max(0, s_i - s_y + 1) / S, S = sum_j max(0, s_j - s_y + 1)",
+    loss="log S",
+    gradient="(1_P - m e_y) / S, P = {j: s_j > s_y - 1}, m = |P|",
+)
+
+FACTS = Facts(
+    order=Fact(
+        "weak", "given the label: never inverts; classes at or below s_y - 1 tie at 0", "section B.3", "confirmed"
     ),
-    facts=Facts(
-        order=Fact(
-            "weak", "given the label: never inverts; classes at or below s_y - 1 tie at 0", "section B.3", "confirmed"
-        ),
-        fenchel_young=Fact(
-            False,
-            "the gradient is (1_P - m e_y)/S, and no loss has the gradient p - e_y: its Jacobian is not symmetric",
-            "derived",
-            "contradicted",
-            printed="a sparse Fenchel-Young loss",
-        ),
-        convex=Fact(
-            False,
-            "concave between kinks: the Hessian there is -(1_P - m e_y)(1_P - m e_y)'/S^2",
-            "derived",
-            "contradicted",
-            printed="convex by construction",
-        ),
-        calibrated=Fact(
-            False,
-            "never inverts an order, but the risk minimiser ties distinct classes: p = (.6, .22, .18) gives (1, 0, 0)",
-            "derived",
-            "contradicted",
-            printed="consistent",
-        ),
-        shift_invariant=Fact(True, "a constant added to all scores changes nothing", "definition", "derived"),
-        smoothness=Fact(
-            math.inf,
-            "not smooth: kinks at s_j = s_y - 1; between them the Hessian has norm m (m - 1)/S^2",
-            "derived",
-            "contradicted",
-            printed="m/S",
-            fn=lambda num_classes: math.inf if num_classes > 1 else 0.0,
-        ),
-        cost=Fact(
-            "linear",
-            "batch x classes per positive",
-            "Table 4",
-            "confirmed",
-            fn=lambda batch, num_classes: float(batch * num_classes),
-        ),
+    fenchel_young=Fact(
+        False,
+        "the gradient is (1_P - m e_y)/S, and no loss has the gradient p - e_y: its Jacobian is not symmetric",
+        "derived",
+        "contradicted",
+        printed="a sparse Fenchel-Young loss",
     ),
-    smoothing=False,
-    distributions=False,
-    reference="Kong, Krichene, Mayoraz, Rendle, Zhang, NeurIPS 2020",
+    convex=Fact(
+        False,
+        "concave between kinks: the Hessian there is -(1_P - m e_y)(1_P - m e_y)'/S^2",
+        "derived",
+        "contradicted",
+        printed="convex by construction",
+    ),
+    calibrated=Fact(
+        False,
+        "never inverts an order, but the risk minimiser ties distinct classes: p = (.6, .22, .18) gives (1, 0, 0)",
+        "derived",
+        "contradicted",
+        printed="consistent",
+    ),
+    shift_invariant=Fact(True, "a constant added to all scores changes nothing", "definition", "derived"),
+    smoothness=Fact(
+        math.inf,
+        "not smooth: kinks at s_j = s_y - 1; between them the Hessian has norm m (m - 1)/S^2",
+        "derived",
+        "contradicted",
+        printed="m/S",
+        fn=lambda num_classes: math.inf if num_classes > 1 else 0.0,
+    ),
+    cost=Fact(
+        "linear",
+        "batch x classes per positive",
+        "Table 4",
+        "confirmed",
+        fn=lambda batch, num_classes: float(batch * num_classes),
+    ),
 )

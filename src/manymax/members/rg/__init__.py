@@ -1,1 +1,21 @@
-"""RG: everything about this member."""
+"""RG: everything about this member, its alternating least squares included."""
+
+from manymax.engine.member import Member
+from manymax.members.rg.kernel import cost, traffic
+from manymax.members.rg.loss import FACTS, FORMULAS, RGLoss, foundation, rg, rg_loss
+
+MEMBER = Member(
+    name="rg",
+    title="RG (quadratic log partition)",
+    kind="quadratic",
+    class_name="RG",
+    map=rg,
+    loss=rg_loss,
+    module=RGLoss,
+    foundation=foundation,
+    formulas=FORMULAS,
+    facts=FACTS,
+    cost=cost,
+    traffic=traffic,
+    reference="Pu et al., ICML 2024",
+)

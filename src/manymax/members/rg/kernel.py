@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
+from manymax.engine.cost import FLOAT, PER_STEP, Cost, Shape, Traffic, Work, gather, of_tables
 from manymax.engine.linear import Options, check_linear, read_head_target
 from manymax.engine.options import read_options
 from manymax.engine.row_target import RowTarget, live_classes, row_target
@@ -133,3 +134,19 @@ def square_norm(rows: RowTarget) -> Tensor:
     weights = rows.class_weight if rows.ids is None else rows.class_weight[rows.ids]
     cross = 2 * rows.share * (rows.weights * weights).sum(1)
     return square + cross + rows.share.square() * rows.class_weight.square().sum()
+
+
+def cost(shape: Shape, plain: bool) -> Cost:
+    """The Gram matrix of the class vectors and its gradient, and d^2 for each row."""
+    if plain:
+        work = Work(flops=6 * shape.table * shape.dim, fresh=22 * shape.table + shape.vectors, calls=PER_STEP)
+        return of_tables(work, 3, shape, 6 * shape.table)
+    products = (2 * shape.num_classes + 3 * shape.batch) * float(shape.dim)
+    work = Work(flops=2 * products * shape.dim, fresh=4 * shape.vectors, calls=PER_STEP + 200)
+    work += gather(shape.num_classes, shape.dim, 2 * shape.pairs)
+    return Cost(work, products, shape.vectors, FLOAT * (2 * shape.vectors + 4 * shape.queries))
+
+
+def traffic(shape: Shape, ranks: int) -> Traffic:
+    """Count, two means and the covariance, a number per row; the two means again in the backward."""
+    return Traffic(1 + 2 + 1 + 1 + 2, FLOAT * (1 + 4 * shape.dim + shape.dim**2 + shape.batch))

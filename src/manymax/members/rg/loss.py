@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from manymax.engine.fenchel_young import FenchelYoung
-from manymax.engine.member import Fact, Facts, Formulas, Member
+from manymax.engine.member import Fact, Facts, Formulas
 from manymax.engine.module import ExactLoss
 from manymax.engine.target import check_options, normalized_weights, read_target, row_losses
 from manymax.errors import ArgumentError, ArgumentTypeError
@@ -235,52 +235,43 @@ def error_bound(scores: Tensor) -> Tensor:
     return (scores.amax(-1) - smallest) ** 3 / (36 * math.sqrt(3))
 
 
-MEMBER = Member(
-    name="rg",
-    title="RG (quadratic log partition)",
-    kind="quadratic",
-    map=rg,
-    loss=rg_loss,
-    module=RGLoss,
-    foundation=foundation,
-    formulas=Formulas(
-        map="p_i = (1 + s_i - mean(s)) / C",
-        loss="log C + mean(s) + var(s)/2 - s_y",
-        gradient="p - e_y",
-        omega="(C sum_i p_i^2 - 1)/2 - log C, on the hyperplane sum p = 1",
+FORMULAS = Formulas(
+    map="p_i = (1 + s_i - mean(s)) / C",
+    loss="log C + mean(s) + var(s)/2 - s_y",
+    gradient="p - e_y",
+    omega="(C sum_i p_i^2 - 1)/2 - log C, on the hyperplane sum p = 1",
+)
+
+FACTS = Facts(
+    order=Fact("strict", "p is affine in s", "derived", "derived"),
+    fenchel_young=Fact(
+        True, "on the hyperplane sum p = 1, not on the simplex: p may be negative", "derived", "derived"
     ),
-    facts=Facts(
-        order=Fact("strict", "p is affine in s", "derived", "derived"),
-        fenchel_young=Fact(
-            True, "on the hyperplane sum p = 1, not on the simplex: p may be negative", "derived", "derived"
-        ),
-        convex=Fact(True, "a squared loss", "derived", "derived"),
-        calibrated=Fact(True, "the minimiser is C E[y]/E|Y| + const: affine in p", "section 3.1.1", "confirmed"),
-        shift_invariant=Fact(True, "a constant added to all scores changes nothing", "derived", "derived"),
-        smoothness=Fact(
-            None,
-            "1/C, everywhere",
-            "derived; the paper leaves it out",
-            "derived",
-            fn=lambda num_classes: 1 / num_classes if num_classes > 1 else 0.0,
-        ),
-        cost=Fact(
-            "linear",
-            "batch x classes on scores; from moments batch x d^2 + classes x d^2, without a table",
-            "derived; Table 4 leaves it out",
-            "derived",
-            fn=lambda batch, num_classes: float(batch * num_classes),
-        ),
-        bias=Fact(
-            None,
-            "-mu3/6 - kappa4/24 + ... in the centred scores, at most (max s - min s)^3/(36 sqrt 3); not small at its"
-            " own optimum: -3380 for C = 40,981 and a Zipf p",
-            "Table 3",
-            "contradicted",
-            printed="O(||s||^3), negligible",
-            fn=lambda scores: float(error_bound(scores)),
-        ),
-        variance=Fact(0.0, "deterministic", "Table 3", "confirmed"),
+    convex=Fact(True, "a squared loss", "derived", "derived"),
+    calibrated=Fact(True, "the minimiser is C E[y]/E|Y| + const: affine in p", "section 3.1.1", "confirmed"),
+    shift_invariant=Fact(True, "a constant added to all scores changes nothing", "derived", "derived"),
+    smoothness=Fact(
+        None,
+        "1/C, everywhere",
+        "derived; the paper leaves it out",
+        "derived",
+        fn=lambda num_classes: 1 / num_classes if num_classes > 1 else 0.0,
     ),
-    reference="Pu et al., ICML 2024",
+    cost=Fact(
+        "linear",
+        "batch x classes on scores; from moments batch x d^2 + classes x d^2, without a table",
+        "derived; Table 4 leaves it out",
+        "derived",
+        fn=lambda batch, num_classes: float(batch * num_classes),
+    ),
+    bias=Fact(
+        None,
+        "-mu3/6 - kappa4/24 + ... in the centred scores, at most (max s - min s)^3/(36 sqrt 3); not small at its"
+        " own optimum: -3380 for C = 40,981 and a Zipf p",
+        "Table 3",
+        "contradicted",
+        printed="O(||s||^3), negligible",
+        fn=lambda scores: float(error_bound(scores)),
+    ),
+    variance=Fact(0.0, "deterministic", "Table 3", "confirmed"),
 )

@@ -1,1 +1,28 @@
 """Sampled softmax: everything about this member."""
+
+from manymax.engine.cost import FLOAT, sampled_cost, sampled_traffic
+from manymax.engine.member import Member, Takes
+from manymax.members.sampled_softmax.loss import (
+    FACTS,
+    FORMULAS,
+    SETTINGS,
+    SampledSoftmaxLoss,
+    sampled_softmax_loss,
+)
+
+MEMBER = Member(
+    name="sampled_softmax",
+    title="Sampled softmax",
+    kind="sampled",
+    aliases=("ssm",),
+    loss=sampled_softmax_loss,
+    module=SampledSoftmaxLoss,
+    formulas=FORMULAS,
+    facts=FACTS,
+    settings=SETTINGS,
+    examples=({"correction": "logq"}, {"correction": "none"}, {"correction": "partition"}),
+    takes=Takes(smoothing=False, float_rows=False),
+    cost=sampled_cost,
+    traffic=sampled_traffic(sums=3, row=4 * FLOAT),
+    reference="Jean et al., ACL 2015; Ma and Collins, EMNLP 2018",
+)

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
-from manymax.engine.member import Fact, Facts, Formulas, Member
+from manymax.engine.member import Fact, Facts, Formulas, Setting
 from manymax.engine.sample import HIT_POLICIES, Sample, read_sample
 from manymax.errors import ArgumentError, check_choice
 from manymax.ops.divergences import chi_square
@@ -179,68 +179,65 @@ class SampledSoftmaxLoss(nn.Module):
         )
 
 
-MEMBER = Member(
-    name="sampled_softmax",
-    title="Sampled softmax",
-    kind="sampled",
-    aliases=("ssm",),
-    loss=sampled_softmax_loss,
-    module=SampledSoftmaxLoss,
-    formulas=Formulas(
-        map=None,
-        loss="log(exp(c_y) + sum_j exp(c_j)) - c_y, c = s - log q",
-        gradient="softmax(c) on the sample, minus 1 on the positive",
+FORMULAS = Formulas(
+    map=None,
+    loss="log(exp(c_y) + sum_j exp(c_j)) - c_y, c = s - log q",
+    gradient="softmax(c) on the sample, minus 1 on the positive",
+)
+
+FACTS = Facts(
+    order=None,
+    fenchel_young=Fact(
+        False,
+        "a ratio estimate: its gradient is not softmax(s) - e_y in expectation",
+        "derived",
+        "contradicted",
+        printed="an unbiased estimator of the full softmax gradient",
     ),
-    facts=Facts(
-        order=None,
-        fenchel_young=Fact(
-            False,
-            "a ratio estimate: its gradient is not softmax(s) - e_y in expectation",
-            "derived",
-            "contradicted",
-            printed="an unbiased estimator of the full softmax gradient",
-        ),
-        convex=Fact(True, "a softmax loss on the sampled scores", "section B.4", "confirmed"),
-        calibrated=Fact(
-            True,
-            'the minimiser is log p + c exactly for every k with "logq" and hits kept; "partition" has its order if q'
-            ' is uniform, else only as k grows; "none" gives log(p / q)',
-            "derived",
-            "contradicted",
-            printed="asymptotic",
-        ),
-        shift_invariant=Fact(True, "a constant added to all scores changes nothing", "derived", "derived"),
-        smoothness=Fact(
-            0.5,
-            "softmax on the sample; duplicates merge",
-            "section B.4",
-            "confirmed",
-            fn=lambda num_classes: 0.5 if num_classes > 1 else 0.0,
-        ),
-        cost=Fact(
-            "constant",
-            "batch x (k + 1), whatever the number of classes",
-            "Table 4",
-            "confirmed",
-            fn=lambda batch, num_classes, num_negatives=100: float(batch * (num_negatives + 1)),
-        ),
-        bias=Fact(
-            None,
-            '"partition": -v/(2k) with v = sum_{j != y} P_j^2/q_j - (1 - P_y)^2; "logq" minus log((k+1) q_y):'
-            ' +chi2/(2k) on average over y ~ P; "none" is log(C sum_j q_j P_j) off as k grows',
-            "Table 3 has the estimate without the positive",
-            "contradicted",
-            printed="0 asymptotically, -chi2/(2k) by curvature",
-            fn=lambda probs, q, num_negatives: float(chi_square(probs, q)) / (2 * num_negatives),
-        ),
-        variance=Fact(
-            None,
-            'chi2/k to leading order ("partition": v/k; "none": Var_q(P_j) / E_q[P_j]^2 / k)',
-            "Table 3",
-            "confirmed",
-            fn=lambda probs, q, num_negatives: float(chi_square(probs, q)) / num_negatives,
-        ),
+    convex=Fact(True, "a softmax loss on the sampled scores", "section B.4", "confirmed"),
+    calibrated=Fact(
+        True,
+        'the minimiser is log p + c exactly for every k with "logq" and hits kept; "partition" has its order if q'
+        ' is uniform, else only as k grows; "none" gives log(p / q)',
+        "derived",
+        "contradicted",
+        printed="asymptotic",
     ),
-    settings=({"correction": "logq"}, {"correction": "none"}, {"correction": "partition"}),
-    reference="Jean et al., ACL 2015; Ma and Collins, EMNLP 2018",
+    shift_invariant=Fact(True, "a constant added to all scores changes nothing", "derived", "derived"),
+    smoothness=Fact(
+        0.5,
+        "softmax on the sample; duplicates merge",
+        "section B.4",
+        "confirmed",
+        fn=lambda num_classes: 0.5 if num_classes > 1 else 0.0,
+    ),
+    cost=Fact(
+        "constant",
+        "batch x (k + 1), whatever the number of classes",
+        "Table 4",
+        "confirmed",
+        fn=lambda batch, num_classes, num_negatives=100: float(batch * (num_negatives + 1)),
+    ),
+    bias=Fact(
+        None,
+        '"partition": -v/(2k) with v = sum_{j != y} P_j^2/q_j - (1 - P_y)^2; "logq" minus log((k+1) q_y):'
+        ' +chi2/(2k) on average over y ~ P; "none" is log(C sum_j q_j P_j) off as k grows',
+        "Table 3 has the estimate without the positive",
+        "contradicted",
+        printed="0 asymptotically, -chi2/(2k) by curvature",
+        fn=lambda probs, q, num_negatives: float(chi_square(probs, q)) / (2 * num_negatives),
+    ),
+    variance=Fact(
+        None,
+        'chi2/k to leading order ("partition": v/k; "none": Var_q(P_j) / E_q[P_j]^2 / k)',
+        "Table 3",
+        "confirmed",
+        fn=lambda probs, q, num_negatives: float(chi_square(probs, q)) / num_negatives,
+    ),
+)
+
+SETTINGS = (
+    Setting("correction", str, "logq", "How sampled softmax uses log q.", choices=CORRECTIONS),
+    Setting("hit_policy", str, None, "Negatives that hit the positive.", choices=HIT_POLICIES),
+    Setting("debias", str, None, "Takes the 1/k bias out of log Z.", choices=("delta", "jackknife")),
 )

@@ -1,1 +1,20 @@
-"""Softmax: everything about this member."""
+"""Softmax cross entropy: everything about this member."""
+
+from manymax.engine.member import Member
+from manymax.members.softmax.kernel import COST, TRAFFIC
+from manymax.members.softmax.loss import FACTS, FORMULAS, SoftmaxLoss, foundation, softmax, softmax_loss
+
+MEMBER = Member(
+    name="softmax",
+    title="Softmax cross entropy",
+    kind="exact",
+    map=softmax,
+    loss=softmax_loss,
+    module=SoftmaxLoss,
+    foundation=foundation,
+    formulas=FORMULAS,
+    facts=FACTS,
+    cost=COST,
+    traffic=TRAFFIC,
+    reference="Bridle 1990; as a Fenchel-Young loss: Blondel, Martins, Niculae, JMLR 2020",
+)

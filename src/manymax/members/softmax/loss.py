@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from manymax.engine.fenchel_young import FenchelYoung
-from manymax.engine.member import Fact, Facts, Formulas, Member
+from manymax.engine.member import Fact, Facts, Formulas
 from manymax.engine.module import ExactLoss
 from manymax.members.entmax.loss import potential
 from manymax.ops.checks import check_finite, check_scores, visible, working
@@ -123,46 +123,37 @@ class SoftmaxLoss(ExactLoss):
         return softmax_loss(scores, target, **self.options())
 
 
-MEMBER = Member(
-    name="softmax",
-    title="Softmax cross entropy",
-    kind="exact",
-    map=softmax,
-    loss=softmax_loss,
-    module=SoftmaxLoss,
-    foundation=foundation,
-    formulas=Formulas(
-        map="p_i = exp(s_i) / sum_j exp(s_j)",
-        loss="log sum_j exp(s_j) - s_y",
-        gradient="p - e_y",
-        omega="sum_i p_i log p_i",
+FORMULAS = Formulas(
+    map="p_i = exp(s_i) / sum_j exp(s_j)",
+    loss="log sum_j exp(s_j) - s_y",
+    gradient="p - e_y",
+    omega="sum_i p_i log p_i",
+)
+
+FACTS = Facts(
+    order=Fact("strict", "s_i > s_j exactly when p_i > p_j", "Table 1, section 3.1.3", "confirmed"),
+    fenchel_young=Fact(True, "Omega is the negative Shannon entropy", "section 2.4", "confirmed"),
+    convex=Fact(True, "convex in the scores, strictly so up to shifts", "appendix A.2", "confirmed"),
+    calibrated=Fact(
+        True,
+        "Top-k calibrated and DCG-consistent for one label and for the sum over positives; the normalized form"
+        " follows E[y/|y|] instead, which is right for R@k",
+        "Table 1, proposition 3.2",
+        "confirmed",
     ),
-    facts=Facts(
-        order=Fact("strict", "s_i > s_j exactly when p_i > p_j", "Table 1, section 3.1.3", "confirmed"),
-        fenchel_young=Fact(True, "Omega is the negative Shannon entropy", "section 2.4", "confirmed"),
-        convex=Fact(True, "convex in the scores, strictly so up to shifts", "appendix A.2", "confirmed"),
-        calibrated=Fact(
-            True,
-            "Top-k calibrated and DCG-consistent for one label and for the sum over positives; the normalized form"
-            " follows E[y/|y|] instead, which is right for R@k",
-            "Table 1, proposition 3.2",
-            "confirmed",
-        ),
-        shift_invariant=Fact(True, "a constant added to all scores changes nothing", "section 3.1.3", "confirmed"),
-        smoothness=Fact(
-            0.5,
-            "1/2, reached at (1/2, 1/2) for two classes and approached for more",
-            "lemma B.5, Table 1",
-            "confirmed",
-            fn=lambda num_classes: 0.5 if num_classes > 1 else 0.0,
-        ),
-        cost=Fact(
-            "linear",
-            "batch x classes",
-            "Table 4",
-            "confirmed",
-            fn=lambda batch, num_classes: float(batch * num_classes),
-        ),
+    shift_invariant=Fact(True, "a constant added to all scores changes nothing", "section 3.1.3", "confirmed"),
+    smoothness=Fact(
+        0.5,
+        "1/2, reached at (1/2, 1/2) for two classes and approached for more",
+        "lemma B.5, Table 1",
+        "confirmed",
+        fn=lambda num_classes: 0.5 if num_classes > 1 else 0.0,
     ),
-    reference="Bridle 1990; as a Fenchel-Young loss: Blondel, Martins, Niculae, JMLR 2020",
+    cost=Fact(
+        "linear",
+        "batch x classes",
+        "Table 4",
+        "confirmed",
+        fn=lambda batch, num_classes: float(batch * num_classes),
+    ),
 )

@@ -1,1 +1,22 @@
 """Sparsemax: everything about this member."""
+
+from manymax.engine.member import Member
+from manymax.members.entmax.kernel import COST, TRAFFIC
+from manymax.members.sparsemax.loss import FACTS, FORMULAS, SparsemaxLoss, foundation, sparsemax, sparsemax_loss
+
+MEMBER = Member(
+    name="sparsemax",
+    title="Sparsemax",
+    kind="exact",
+    map=sparsemax,
+    loss=sparsemax_loss,
+    module=SparsemaxLoss,
+    foundation=foundation,
+    formulas=FORMULAS,
+    facts=FACTS,
+    sparse=True,
+    native=True,
+    cost=COST,
+    traffic=TRAFFIC,
+    reference="Martins and Astudillo, ICML 2016",
+)

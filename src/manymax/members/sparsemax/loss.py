@@ -17,7 +17,7 @@ from functools import partial
 from torch import Tensor
 
 from manymax.engine.fenchel_young import FenchelYoung
-from manymax.engine.member import Fact, Facts, Formulas, Member
+from manymax.engine.member import Fact, Facts, Formulas
 from manymax.engine.module import ExactLoss
 from manymax.members.entmax.loss import entmax, potential
 
@@ -95,46 +95,37 @@ class SparsemaxLoss(ExactLoss):
         return sparsemax_loss(scores, target, **self.options())
 
 
-MEMBER = Member(
-    name="sparsemax",
-    title="Sparsemax",
-    kind="exact",
-    map=sparsemax,
-    loss=sparsemax_loss,
-    module=SparsemaxLoss,
-    foundation=foundation,
-    formulas=Formulas(
-        map="p_i = max(0, s_i - tau), tau: sum_i p_i = 1",
-        loss="1/2 sum_{p_j > 0} (s_j^2 - tau^2) + 1/2 - s_y",
-        gradient="p - e_y",
-        omega="(sum_i p_i^2 - 1) / 2",
+FORMULAS = Formulas(
+    map="p_i = max(0, s_i - tau), tau: sum_i p_i = 1",
+    loss="1/2 sum_{p_j > 0} (s_j^2 - tau^2) + 1/2 - s_y",
+    gradient="p - e_y",
+    omega="(sum_i p_i^2 - 1) / 2",
+)
+
+FACTS = Facts(
+    order=Fact("weak", "never inverts; classes below the threshold tie at 0", "proposition 3.5", "confirmed"),
+    fenchel_young=Fact(True, "Omega is the negative Gini entropy", "section 2.4", "confirmed"),
+    convex=Fact(True, "convex in the scores", "appendix A.2", "confirmed"),
+    calibrated=Fact(
+        True,
+        "Top-k calibrated (k >= 1) and DCG-consistent for one label and for the sum over positives",
+        "proposition 3.3",
+        "confirmed",
     ),
-    facts=Facts(
-        order=Fact("weak", "never inverts; classes below the threshold tie at 0", "proposition 3.5", "confirmed"),
-        fenchel_young=Fact(True, "Omega is the negative Gini entropy", "section 2.4", "confirmed"),
-        convex=Fact(True, "convex in the scores", "appendix A.2", "confirmed"),
-        calibrated=Fact(
-            True,
-            "Top-k calibrated (k >= 1) and DCG-consistent for one label and for the sum over positives",
-            "proposition 3.3",
-            "confirmed",
-        ),
-        shift_invariant=Fact(True, "a constant added to all scores changes nothing", "definition", "derived"),
-        smoothness=Fact(
-            1.0,
-            "1 wherever the support has at least two classes, else 0",
-            "lemma B.6, Table 1",
-            "confirmed",
-            fn=lambda num_classes: 1.0 if num_classes > 1 else 0.0,
-        ),
-        cost=Fact(
-            "linear",
-            "batch x classes: the threshold is found by Newton steps, no row is sorted",
-            "derived; Table 4 assumes a sort",
-            "contradicted",
-            printed="N C log C",
-            fn=lambda batch, num_classes: float(batch * num_classes),
-        ),
+    shift_invariant=Fact(True, "a constant added to all scores changes nothing", "definition", "derived"),
+    smoothness=Fact(
+        1.0,
+        "1 wherever the support has at least two classes, else 0",
+        "lemma B.6, Table 1",
+        "confirmed",
+        fn=lambda num_classes: 1.0 if num_classes > 1 else 0.0,
     ),
-    reference="Martins and Astudillo, ICML 2016",
+    cost=Fact(
+        "linear",
+        "batch x classes: the threshold is found by Newton steps, no row is sorted",
+        "derived; Table 4 assumes a sort",
+        "contradicted",
+        printed="N C log C",
+        fn=lambda batch, num_classes: float(batch * num_classes),
+    ),
 )

@@ -1,1 +1,30 @@
 """Taylor-softmax: everything about this member."""
+
+from manymax.engine.member import Member
+from manymax.members.taylor_softmax.kernel import COST, TRAFFIC
+from manymax.members.taylor_softmax.loss import (
+    FACTS,
+    FORMULAS,
+    SETTINGS,
+    TaylorSoftmaxLoss,
+    ranking_key,
+    taylor_softmax,
+    taylor_softmax_loss,
+)
+
+MEMBER = Member(
+    name="taylor_softmax",
+    title="Taylor-softmax",
+    kind="exact",
+    map=taylor_softmax,
+    loss=taylor_softmax_loss,
+    module=TaylorSoftmaxLoss,
+    formulas=FORMULAS,
+    facts=FACTS,
+    settings=SETTINGS,
+    examples=({"order": 2}, {"order": 4}),
+    ranking_key=ranking_key,
+    cost=COST,
+    traffic=TRAFFIC,
+    reference="de Brebisson and Vincent, ICLR 2016; Banerjee et al. 2020",
+)

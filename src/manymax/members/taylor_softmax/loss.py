@@ -13,12 +13,13 @@ Reference: de Brebisson and Vincent, "An exploration of softmax alternatives", I
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from manymax.engine.member import Fact, Facts, Formulas, Member
+from manymax.engine.member import Fact, Facts, Formulas, Setting
 from manymax.engine.module import ExactLoss
 from manymax.engine.target import check_options, read_target, row_losses
 from manymax.errors import ArgumentError
@@ -150,41 +151,39 @@ def _smoothness(num_classes: int, order: int = 2) -> float:
     return 2 + 1 / num_classes if order == 2 else math.nan
 
 
-MEMBER = Member(
-    name="taylor_softmax",
-    title="Taylor-softmax",
-    kind="exact",
-    map=taylor_softmax,
-    loss=taylor_softmax_loss,
-    module=TaylorSoftmaxLoss,
-    formulas=Formulas(
-        map="p_i = f(s_i) / F, f(s) = 1 + s + s^2/2 (+ ... up to an even order), F = sum_j f(s_j)",
-        loss="log F - log f(s_y)",
-        gradient="f'(s_j)/F - 1{j = y} f'(s_y)/f(s_y)",
-    ),
-    facts=Facts(
-        order=Fact("none", "f falls for s < -1: f(-3) = 2.5 > f(-1) = 0.5; rank by p", "derived", "derived"),
-        fenchel_young=Fact(False, "the gradient is not p - e_y", "derived", "derived"),
-        convex=Fact(False, "the Hessian has eigenvalues down to -2", "derived", "derived"),
-        calibrated=Fact(
-            False, "the minimiser has p-hat = p, but its scores may be on either branch of f", "derived", "derived"
-        ),
-        shift_invariant=Fact(False, "f(s + c) is not proportional to f(s)", "derived", "derived"),
-        smoothness=Fact(
-            None,
-            "at most 2 + 1/C at order 2; no constant is known for higher orders",
-            "derived",
-            "derived",
-            fn=_smoothness,
-        ),
-        cost=Fact(
-            "linear",
-            "batch x classes",
-            "derived",
-            "derived",
-            fn=lambda batch, num_classes, order=2: float(batch * num_classes),
-        ),
-    ),
-    settings=({"order": 2}, {"order": 4}),
-    reference="de Brebisson and Vincent, ICLR 2016; Banerjee et al. 2020",
+FORMULAS = Formulas(
+    map="p_i = f(s_i) / F, f(s) = 1 + s + s^2/2 (+ ... up to an even order), F = sum_j f(s_j)",
+    loss="log F - log f(s_y)",
+    gradient="f'(s_j)/F - 1{j = y} f'(s_y)/f(s_y)",
 )
+
+FACTS = Facts(
+    order=Fact("none", "f falls for s < -1: f(-3) = 2.5 > f(-1) = 0.5; rank by p", "derived", "derived"),
+    fenchel_young=Fact(False, "the gradient is not p - e_y", "derived", "derived"),
+    convex=Fact(False, "the Hessian has eigenvalues down to -2", "derived", "derived"),
+    calibrated=Fact(
+        False, "the minimiser has p-hat = p, but its scores may be on either branch of f", "derived", "derived"
+    ),
+    shift_invariant=Fact(False, "f(s + c) is not proportional to f(s)", "derived", "derived"),
+    smoothness=Fact(
+        None,
+        "at most 2 + 1/C at order 2; no constant is known for higher orders",
+        "derived",
+        "derived",
+        fn=_smoothness,
+    ),
+    cost=Fact(
+        "linear",
+        "batch x classes",
+        "derived",
+        "derived",
+        fn=lambda batch, num_classes, order=2: float(batch * num_classes),
+    ),
+)
+
+SETTINGS = (Setting("order", int, 2, "Of Taylor-softmax; even.", least=2, multiple_of=2),)
+
+
+def ranking_key(order: int = 2) -> Callable[[Tensor], Tensor]:
+    """log f(s), which falls and rises with the scores: what classes are ranked by."""
+    return lambda scores: taylor_exp(scores, order).log()

@@ -26,14 +26,14 @@ def entmax_supremum(name: str) -> Finding:
     member = FAMILY[name]
     found = []
     for num_classes in (2, 48, 1000):
-        for setting in member.settings:
+        for setting in member.examples:
             alpha = jacobian.ALPHAS.get(name) or setting["alpha"]
             bound = jacobian.supremum(member, num_classes, **setting)
             sharpest = torch.zeros(num_classes) if alpha == 2 else jacobian.sharpest_scores(num_classes, alpha)
             scores = torch.cat([sharpest.double()[None], 3 * normal(40, num_classes), normal(40, num_classes)])
             norms = jacobian.entmax_norm(entmax(scores, alpha), alpha)
             found.append((bool((norms <= bound + 1e-12).all() and norms[0] > bound - 1e-9), float(norms[0]), bound))
-    _, reached, bound = found[-len(member.settings)]
+    _, reached, bound = found[-len(member.examples)]
     return Finding(all(holds for holds, *_ in found), f"at C = 1000 {reached:.6g} reached, {bound:.6g} stated")
 
 

@@ -37,7 +37,7 @@ LAW, PROPOSAL = (0.4, 0.32, 0.28), (0.1, 0.2, 0.7)  # p and q, far apart
 def order(name: str) -> Finding:
     """The order that the map keeps is the one that its facts state, for every setting."""
     member = FAMILY[name]
-    found = [order_of(member_map(member, **setting)) for setting in member.settings]
+    found = [order_of(member_map(member, **setting)) for setting in member.examples]
     assert member.facts.order is not None
     holds = all(each.kind == member.facts.order.value for each in found)
     return Finding(holds, f"{found[0].kind}; {found[0].witness or 'no tie or inversion found in 9,000 score vectors'}")
@@ -52,7 +52,7 @@ def consistent(name: str) -> Finding:
         {"metric": "precision", "labels": "multi"},
         {"metric": "dcg", "labels": "multi"},
     ]
-    settings = FAMILY[name].settings[0]
+    settings = FAMILY[name].examples[0]
     found = [consistency(FAMILY[name], trials=40, **question, **settings) for question in asked]
     return Finding(
         all(each.holds for each in found),
@@ -178,7 +178,7 @@ def loss_bounds_bregman() -> Finding:
 @cache
 def gradient_is_residual() -> Finding:
     """The gradient of every Fenchel-Young member is its map minus the target."""
-    pairs = [m.fenchel_young(**setting) for m in FAMILY.values() if m.foundation for setting in m.settings]
+    pairs = [m.fenchel_young(**setting) for m in FAMILY.values() if m.foundation for setting in m.examples]
     worst = max(float(bregman.gradient_residual(pair, 2 * normal(100, 5)).max()) for pair in pairs)
     return Finding(worst < 1e-12, f"largest |gradient - (p - t)| {worst:.0e}")
 
@@ -194,7 +194,7 @@ def rankmax_has_no_potential() -> Finding:
 @cache
 def weak_order_needs_strict_convexity() -> Finding:
     """A weakly ordered map suffices with a strictly convex Omega, and not with Omega = 0."""
-    pairs = [m.fenchel_young(**setting) for m in FAMILY.values() if m.foundation for setting in m.settings]
+    pairs = [m.fenchel_young(**setting) for m in FAMILY.values() if m.foundation for setting in m.examples]
     strict = all(bregman.wop_suffices(pair.omega).holds for pair in pairs)
     flat = bregman.argmax_pair()
     weak = order_of(flat.map).kind == "weak"

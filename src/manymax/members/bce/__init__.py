@@ -1,0 +1,20 @@
+"""BCE: everything about this loss, which is no member of the family but a reference beside it."""
+
+from manymax.engine.cost import FLOAT, sampled_cost, sampled_traffic
+from manymax.engine.member import Member, Takes
+from manymax.members.bce.loss import FACTS, FORMULAS, bce_loss
+
+MEMBER = Member(
+    name="bce",
+    title="BCE",
+    kind="sampled",
+    class_name="BCE",
+    loss=bce_loss,
+    module=None,
+    formulas=FORMULAS,
+    facts=FACTS,
+    takes=Takes(smoothing=False, float_rows=False),
+    cost=sampled_cost,
+    traffic=sampled_traffic(sums=2, row=2 * FLOAT),
+    reference="Kang and McAuley, ICDM 2018, equation 12",
+)

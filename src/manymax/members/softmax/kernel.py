@@ -1,0 +1,45 @@
+"""Softmax of a block of scores: losses and gradient, in place."""
+
+from __future__ import annotations
+
+import torch
+
+from manymax.engine.blocks import Block, Dense, Kernel, Result
+from manymax.engine.cost import DOUBLE, MARKED, EntryCost, Work, exact_cost, exact_traffic
+from manymax.ops.checks import check_finite
+
+COST = exact_cost(EntryCost(Work(exponentials=1), calls=150, plain=2.5))
+TRAFFIC = exact_traffic(sums=2, row=MARKED + 2 * DOUBLE)
+
+
+def softmax_kernel() -> Kernel:
+    """Softmax in place. With i the likeliest listed class log Z - s_i = -log p_i, which no offset costs its digits."""
+
+    def kernel(block: Block) -> Result:
+        target, scores = block.target, block.scores
+        counts = (target.total != 0).unsqueeze(1)
+        picked = target.pick(scores).clone()
+        top = scores.amax(1, keepdim=True) if target.ids is None else torch.empty(0)
+        probs = torch.softmax(scores, 1, out=scores)
+        if target.ids is None:
+            listed = top_prob = probs.amax(1, keepdim=True)
+        else:
+            listed = target.pick(probs)
+            top_prob, best = torch.where(target.weights != 0, listed, -1.0).max(1, keepdim=True)
+            top = picked.gather(1, best)
+        partition = -top_prob.clamp(min=0).log()
+        # no digits left, or nan: these rows once more
+        lost = (~(top_prob > 1e-30) & counts | listed.isnan().any(1, keepdim=True)).squeeze(1)
+        if lost.any():
+            rows = lost.nonzero().squeeze(1)
+            again = block.rescore(rows)
+            check_finite(again.amax(1))
+            partition[rows] = again.sub_(top[rows]).logsumexp(1, keepdim=True)
+        partition, top = torch.where(counts, partition, 0), torch.where(counts, top, 0)
+        result = Result(target.total * partition.squeeze(1) - target.inner(picked, top, block.spread))
+        if target.coefficient is not None:
+            target.subtract_(probs)
+            result.parts.append(Dense(probs, target.row_coefficient))
+        return result
+
+    return kernel
