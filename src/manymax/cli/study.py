@@ -24,7 +24,7 @@ from manymax.errors import ArgumentError, check_choice
 from manymax.study.checkpoint import read_standing
 from manymax.study.config import RunConfig
 from manymax.study.records import CHECKPOINT, Record
-from manymax.study.report import report
+from manymax.study.report.page import report
 from manymax.study.sweep import Engine, Job, LocalEngine, Outcome, expand, read_study_file, sweep
 
 EXIT_FAILED, EXIT_STOPPED = 1, 130

@@ -1,5 +1,1 @@
 """The report: reads records, never models."""
-
-from manymax.study.report.page import report
-
-__all__ = ["report"]
