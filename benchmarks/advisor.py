@@ -86,10 +86,10 @@ def other_cases(problem: Problem, negatives: tuple[int, ...]) -> Iterator[Case]:
             function = getattr(manymax, f"linear_{name}_loss")
             for k in (k for k in negatives if k <= classes):
                 for shared in (False, True):
-                    loss = partial(function, sampler=sampler, num_negatives=k, shared=shared, sparse=True)
+                    loss = partial(function, sampler=sampler, num_negatives=k, shared=shared, sparse_grad=True)
                     yield problem.case(name, loss, num_negatives=k, shared=shared)
         if member.kind == "tree":
-            head = manymax.HierarchicalSoftmaxLoss(DIM, manymax.HuffmanTree(torch.ones(classes)), sparse=True)
+            head = manymax.HierarchicalSoftmaxLoss(DIM, manymax.HuffmanTree(torch.ones(classes)), sparse_grad=True)
             yield problem.case(name, lambda x, w, y, head=head: head(x, y))
 
 

@@ -325,7 +325,7 @@ def sampled(a: argparse.Namespace, record: Record) -> None:
     k = 100
 
     def ours(x: Tensor, w: Tensor, y: Tensor) -> Tensor:
-        return manymax.linear_sampled_softmax_loss(x, w, y, sampler, k, sparse=True)
+        return manymax.linear_sampled_softmax_loss(x, w, y, sampler, k, sparse_grad=True)
 
     def peer(x: Tensor, w: Tensor, y: Tensor) -> Tensor:
         ids = torch.cat([y.unsqueeze(1), torch.randint(a.million, (len(y), k))], 1)
@@ -417,16 +417,16 @@ def growth(a: argparse.Namespace, record: Record) -> None:
     for classes in counts:
         problem = Problem("trained", 128, classes)
         sampler = manymax.samplers.UniformSampler(classes)
-        tree = manymax.HierarchicalSoftmaxLoss(DIM, manymax.HuffmanTree(torch.ones(classes)), sparse=True)
+        tree = manymax.HierarchicalSoftmaxLoss(DIM, manymax.HuffmanTree(torch.ones(classes)), sparse_grad=True)
         moments = manymax.class_moments(problem.vectors.detach())
         losses: dict[str, Loss] = (
             OURS
             | COMPILED
             | {
                 "sampled_softmax": lambda x, w, y, s=sampler: manymax.linear_sampled_softmax_loss(
-                    x, w, y, s, sparse=True
+                    x, w, y, s, sparse_grad=True
                 ),
-                "nce": lambda x, w, y, s=sampler: manymax.linear_nce_loss(x, w, y, s, sparse=True),
+                "nce": lambda x, w, y, s=sampler: manymax.linear_nce_loss(x, w, y, s, sparse_grad=True),
                 "hierarchical_softmax": lambda x, w, y, h=tree: h(x, y),
                 "rg, moments given": lambda x, w, y, m=moments: manymax.rg_log_partition_from_moments(x, m).mean(),
             }

@@ -3,7 +3,7 @@
     python benchmarks/sampled.py              N = 2048, k = 100, d = 64, C = 10^4, 10^5, 10^6
     python benchmarks/sampled.py --quick      N = 256, C = 10^3, 10^4, 10^5
 
-A step is drawing, loss and gradients. With `sparse=True` the gradient has one row for each drawn class, so that the
+A step is drawing, loss and gradients. With `sparse_grad=True` the gradient has one row for each drawn class, so that the
 optimizer (SparseAdam here) touches those rows alone; with a dense gradient the table of zeros and Adam grow with C.
 
 What of a step's time still grows with C? Not the number of classes by itself: "from 10,000 classes" draws labels and
@@ -54,15 +54,15 @@ def steps(rows: int, classes: int) -> dict[str, Callable[[], object]]:
     softmax, nce = manymax.linear_sampled_softmax_loss, manymax.linear_nce_loss
     own = {"num_negatives": NEGATIVES}
     return {
-        "sampled softmax, sparse": step(softmax, None, sampler=uniform, sparse=True, **own),
-        "... from 10,000 classes": step(softmax, None, sampler=few, sparse=True, **own),
-        "sampled softmax, sparse, popularity": step(softmax, None, sampler=popular, sparse=True, **own),
+        "sampled softmax, sparse": step(softmax, None, sampler=uniform, sparse_grad=True, **own),
+        "... from 10,000 classes": step(softmax, None, sampler=few, sparse_grad=True, **own),
+        "sampled softmax, sparse, popularity": step(softmax, None, sampler=popular, sparse_grad=True, **own),
         "sampled softmax, sparse, shared 1000": step(
-            softmax, None, sampler=uniform, sparse=True, shared=True, num_negatives=1000
+            softmax, None, sampler=uniform, sparse_grad=True, shared=True, num_negatives=1000
         ),
-        "nce, sparse": step(nce, None, sampler=uniform, sparse=True, **own),
-        "nce ... from 10,000 classes": step(nce, None, sampler=few, sparse=True, **own),
-        "sampled softmax, sparse + SparseAdam": step(softmax, sparse_adam, sampler=uniform, sparse=True, **own),
+        "nce, sparse": step(nce, None, sampler=uniform, sparse_grad=True, **own),
+        "nce ... from 10,000 classes": step(nce, None, sampler=few, sparse_grad=True, **own),
+        "sampled softmax, sparse + SparseAdam": step(softmax, sparse_adam, sampler=uniform, sparse_grad=True, **own),
         "sampled softmax, dense + fused Adam": step(softmax, adam, sampler=uniform, **own),
     }
 

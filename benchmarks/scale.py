@@ -26,7 +26,7 @@ from measure import environment, interleave, median, parser, peak_mb, scores_lik
 
 import manymax
 from manymax.distributed import ShardedHead, measure_network, plan
-from manymax.distributed.collectives import Ranks
+from manymax.distributed.collectives import ProcessRanks
 from manymax.theory.cost import Shape, is_sparse, measure_machine
 
 DIM, FACTOR = 64, 2.0
@@ -98,7 +98,7 @@ def rank_main(rank: int, rendezvous: str, arguments: argparse.Namespace, answers
     """Measure, run and predict every case; the first rank answers."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=arguments.ranks)
-    ranks = Ranks()
+    ranks = ProcessRanks()
     machine, network = measure_machine(1.0 if arguments.quick else 4.0, DIM), measure_network(ranks)
     rows = 256 if arguments.quick else 1024
     found = []

@@ -3,11 +3,13 @@
 from manymax import samplers
 from manymax.advisor import advise
 from manymax.engine.fenchel_young import FenchelYoung
+from manymax.engine.target import Target
 from manymax.errors import ArgumentError, ArgumentTypeError, ManymaxError, UnknownNameError
 from manymax.heads import (
     HeadOptions,
     LinearEntmaxLoss,
     LinearHead,
+    LinearHierarchicalSoftmaxLoss,
     LinearNCELoss,
     LinearRankmaxLoss,
     LinearRGLoss,
@@ -17,6 +19,7 @@ from manymax.heads import (
     LinearTaylorSoftmaxLoss,
     group_pairs,
     linear_entmax_loss,
+    linear_hierarchical_softmax_loss,
     linear_nce_loss,
     linear_rankmax_loss,
     linear_rg_loss,
@@ -67,6 +70,7 @@ __all__ = [
     "HuffmanTree",
     "LinearEntmaxLoss",
     "LinearHead",
+    "LinearHierarchicalSoftmaxLoss",
     "LinearNCELoss",
     "LinearRGLoss",
     "LinearRankmaxLoss",
@@ -82,6 +86,7 @@ __all__ = [
     "SampledSoftmaxLoss",
     "SoftmaxLoss",
     "SparsemaxLoss",
+    "Target",
     "TaylorSoftmaxLoss",
     "UnknownNameError",
     "advise",
@@ -92,6 +97,7 @@ __all__ = [
     "hierarchical_softmax_log_prob",
     "hierarchical_softmax_loss",
     "linear_entmax_loss",
+    "linear_hierarchical_softmax_loss",
     "linear_nce_loss",
     "linear_rankmax_loss",
     "linear_rg_loss",

@@ -16,8 +16,8 @@ from torch import Tensor
 import manymax
 from manymax import ArgumentError, ManymaxError
 from manymax.distributed import Network, ShardedHead, measure_network
-from manymax.distributed.collectives import Ranks
-from manymax.heads.modules import LinearHead
+from manymax.distributed.collectives import ProcessRanks
+from manymax.engine.head import LinearHead
 from manymax.samplers import SAMPLERS, Draw, Sampler
 from tests.heads.plain import Problem, agree, class_weights, make_problem, make_target, upstream
 
@@ -177,7 +177,15 @@ def every_sampler(group: dist.ProcessGroup, name: str, settings: Mapping[str, An
             sampler = {"name": entry.name, "options": options}
             k = 3 if entry.needs_scores or entry.name == "in_batch" else 7
             compare(
-                group, name, problem, target, sampler=sampler, shared=shared, sparse=sparse, num_negatives=k, **settings
+                group,
+                name,
+                problem,
+                target,
+                sampler=sampler,
+                shared=shared,
+                sparse_grad=sparse,
+                num_negatives=k,
+                **settings,
             )
 
 
@@ -256,7 +264,7 @@ def remembering(sampler: Sampler) -> list[Draw]:
 
 
 def draws_without_a_generator(group: dist.ProcessGroup, shared: bool) -> float:
-    """Ranks whose global generators differ, or whose own generators do, still draw the same negatives."""
+    """ProcessRanks whose global generators differ, or whose own generators do, still draw the same negatives."""
     problem, target = make_problem(9, num_classes=40), make_target("ids", 9, num_classes=40)
     values = []
     for own in (False, True):
@@ -321,7 +329,7 @@ def step_traffic(
 
 
 def network(group: dist.ProcessGroup) -> Network:
-    return measure_network(Ranks(group), rounds=3, megabytes=1)
+    return measure_network(ProcessRanks(group), rounds=3, megabytes=1)
 
 
 # Ranking, state, errors --------------------------------------------------------------------------

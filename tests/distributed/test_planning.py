@@ -8,7 +8,7 @@ import math
 import pytest
 
 from manymax.distributed import Network, measure_network, plan, traffic
-from manymax.distributed.collectives import Ranks
+from manymax.distributed.collectives import ProcessRanks
 from manymax.errors import ArgumentError, ManymaxError
 from manymax.members import FAMILY
 from manymax.theory.cost import Machine, Shape, cost
@@ -96,7 +96,7 @@ def test_a_measured_network(pool: Pool) -> None:
 
 def test_wrong_arguments() -> None:
     with pytest.raises(ArgumentError, match="`ranks` must be at least 2 to measure what is between them; got 1"):
-        measure_network(Ranks())
+        measure_network(ProcessRanks())
     with pytest.raises(ArgumentError, match="`latency` must be seconds, at least 0; got -1"):
         Network(-1, 1e9)
     with pytest.raises(ArgumentError, match="`bandwidth` must be bytes per second, above 0; got nan"):

@@ -107,7 +107,7 @@ def test_a_sampled_step_touches_no_table_of_all_classes(loss: str, shared: bool)
     sampler = manymax.samplers.UniformSampler(num_classes)
     with Largest(input, weight) as forward:
         value = getattr(manymax, f"linear_{loss}_loss")(
-            input, weight, torch.arange(rows), sampler, k, shared=shared, sparse=True
+            input, weight, torch.arange(rows), sampler, k, shared=shared, sparse_grad=True
         )
     assert forward.size <= 2 * rows * k, forward.where
     with Largest(input, weight) as backward:

@@ -126,7 +126,7 @@ def test_every_sampler(loss: str, make: Callable[[], Sampler], shared: bool) -> 
         draw = same_draw(problem, target, sampler, NEGATIVES, shared)
         assert draw.shared == shared
         ours, theirs = problem.leaves(), problem.leaves()
-        value = head(loss, ours, target, sampler, shared=shared, sparse=sparse, reduction="none")
+        value = head(loss, ours, target, sampler, shared=shared, sparse_grad=sparse, reduction="none")
         agree(gradients(value, ours), gradients(reference(loss, theirs, target, draw), theirs), 1e-10, (kind, sparse))
 
 
@@ -262,7 +262,7 @@ def test_a_sparse_gradient_has_the_drawn_rows_and_the_positives(loss: str, share
     sampler = manymax.samplers.UniformSampler(C)
     problem, target = make_problem(ROWS, num_classes=C).leaves(), make_target("padded ids", ROWS, num_classes=C)
     draw = same_draw(problem, target, sampler, 2, shared)
-    value = head(loss, problem, target, sampler, 2, shared=shared, sparse=True)
+    value = head(loss, problem, target, sampler, 2, shared=shared, sparse_grad=True)
     (grad,) = torch.autograd.grad(value, problem.linear_weight)
     assert grad.is_sparse
     touched = grad.coalesce().indices()[0]
@@ -280,7 +280,7 @@ def test_a_sparse_optimizer_takes_the_gradient_even_of_nothing(loss: str) -> Non
     for target in (torch.arange(ROWS), torch.full((ROWS,), -100)):
         optimizer.zero_grad()
         before = weight.detach().clone()
-        head(loss, Problem(input, weight), target, sampler, sparse=True).backward()
+        head(loss, Problem(input, weight), target, sampler, sparse_grad=True).backward()
         optimizer.step()
         assert torch.equal(weight, before) == bool((target == -100).all())
 
@@ -291,9 +291,9 @@ def test_a_sparse_gradient_in_half_precision(loss: str, shared: bool) -> None:
     sampler = manymax.samplers.UniformSampler(C)
     problem, target = make_problem(ROWS, num_classes=C).leaves(torch.bfloat16), torch.arange(ROWS)
     sparse, dense = (
-        torch.autograd.grad(head(loss, problem, target, sampler, shared=shared, sparse=sparse), problem.linear_weight)[
-            0
-        ]
+        torch.autograd.grad(
+            head(loss, problem, target, sampler, shared=shared, sparse_grad=sparse), problem.linear_weight
+        )[0]
         for sparse in (True, False)
     )
     assert sparse.is_sparse
@@ -308,7 +308,7 @@ def test_nothing_to_learn_from_gives_zero(loss: str, shared: bool, sparse: bool)
     sampler = manymax.samplers.UniformSampler(C)
     for rows, reduction in itertools.product((0, ROWS), ("none", "mean", "sum")):
         problem, target = make_problem(rows, num_classes=C).leaves(), torch.full((rows,), -100)
-        value = head(loss, problem, target, sampler, shared=shared, sparse=sparse, reduction=reduction)
+        value = head(loss, problem, target, sampler, shared=shared, sparse_grad=sparse, reduction=reduction)
         assert all((result == 0).all() for result in gradients(value, problem))
         assert value.shape == ((rows,) if reduction == "none" else ())
 

@@ -373,7 +373,7 @@ def test_blocks_do_not_change_log_probs(tree: ClassTree, monkeypatch: pytest.Mon
 
 
 def test_sparse_gradients_are_the_same(tree: ClassTree) -> None:
-    dense, sparse = make(tree), make(tree, sparse=True)
+    dense, sparse = make(tree), make(tree, sparse_grad=True)
     input = problem(tree)[0]
     for target in (torch.tensor([0, 0, -100, tree.num_classes - 1]), torch.ones(4, tree.num_classes, dtype=torch.bool)):
         for loss in (dense, sparse):
@@ -387,7 +387,7 @@ def test_sparse_gradients_are_the_same(tree: ClassTree) -> None:
 
 def test_a_sparse_step_touches_the_path_alone() -> None:
     tree = HuffmanTree(torch.arange(1, 201))
-    loss = make(tree, sparse=True)
+    loss = make(tree, sparse_grad=True)
     optimizer = torch.optim.SparseAdam(list(loss.parameters()), lr=0.1)
     before = loss.node_vectors.detach().clone()
     target = torch.tensor([17])
@@ -401,8 +401,8 @@ def test_a_sparse_step_touches_the_path_alone() -> None:
 
 
 def test_sparse_refuses_smoothing() -> None:
-    loss = make(TREES["huffman"], sparse=True, label_smoothing=0.1)
-    with pytest.raises(ArgumentError, match="`label_smoothing` must be 0 with `sparse=True`; got 0"):
+    loss = make(TREES["huffman"], sparse_grad=True, label_smoothing=0.1)
+    with pytest.raises(ArgumentError, match="`label_smoothing` must be 0 with `sparse_grad=True`; got 0"):
         loss(torch.zeros(1, DIM, dtype=torch.double), torch.tensor([0]))
 
 
@@ -857,7 +857,7 @@ def test_cost_is_the_mean_code_length(num_classes: int) -> None:
     tree = HuffmanTree(torch.ones(num_classes))
     assert fact.fn(batch=7, num_classes=num_classes) == pytest.approx(7 * tree.mean_length())
     # the rows of the gradient are the vectors that a step has touched; one row at a time, so that nothing is padded
-    loss, touched = make(tree, sparse=True), 0
+    loss, touched = make(tree, sparse_grad=True), 0
     ids = torch.arange(0, num_classes, max(1, num_classes // 50))
     for c in ids.tolist():
         loss.zero_grad()

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from manymax.engine.picked_scores import PickedScores
 from manymax.errors import ArgumentError
-from manymax.heads.sampled import PickedScores
 from manymax.ops import picked
 from manymax.ops.picked import GATHERED, TABLE, entry_scores, picked_scores, table_is_cheaper
 

@@ -18,7 +18,7 @@ from manymax.cli import console as look
 from manymax.cli.advise import read_machine
 from manymax.distributed import Network, Plan, measure_network
 from manymax.distributed import plan as plan_step
-from manymax.distributed.collectives import Ranks
+from manymax.distributed.collectives import ProcessRanks
 from manymax.errors import ArgumentError
 from manymax.members import FAMILY
 from manymax.theory.cost import Machine, Shape, measure_machine
@@ -29,7 +29,7 @@ WAIT = timedelta(minutes=5)
 
 def plan(
     classes: Annotated[str, typer.Option(help="The number of classes, C; 1e9 is understood.")],
-    ranks: Annotated[int, typer.Option(help="Ranks that the classes are split over, R.")],
+    ranks: Annotated[int, typer.Option(help="ProcessRanks that the classes are split over, R.")],
     dim: Annotated[int, typer.Option(help="Size of queries and class vectors, d.")] = 128,
     batch: Annotated[int, typer.Option(help="Rows of a step, N, the same on every rank.")] = 1024,
     positives: Annotated[float, typer.Option(help="Labels of a row, on average.")] = 1.0,
@@ -104,7 +104,7 @@ def _network(latency: float | None, bandwidth: float | None) -> tuple[Network, b
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group("gloo", timeout=WAIT)
         try:
-            return measure_network(Ranks()), dist.get_rank() == 0
+            return measure_network(ProcessRanks()), dist.get_rank() == 0
         finally:
             dist.destroy_process_group()
     return local_network(), True
@@ -132,7 +132,7 @@ def _probe(rank: int, folder: str, answers: Any) -> None:
     torch.set_num_threads(1)
     rendezvous = (Path(folder) / "rendezvous").as_uri()
     dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=2, timeout=WAIT)
-    network = measure_network(Ranks())
+    network = measure_network(ProcessRanks())
     if rank == 0:
         answers.put((network.latency, network.bandwidth))
     dist.destroy_process_group()

@@ -1,13 +1,4 @@
-"""What the ranks tell each other: sums, maxima and gathered rows, with their derivatives.
-
-A value is either local (every rank has a part of it) or shared (every rank has all of it, the same numbers). Two
-functions lead from one to the other, and each is the derivative of the other:
-
-    total    local to shared: sum over the ranks; the gradient of the sum is every part's gradient
-    spread   shared to local: nothing happens; the gradients of the uses on all ranks are added up
-
-A formula that is written with the two gives every rank the gradients of its own class vectors in full.
-"""
+"""What the ranks tell each other: sums, maxima and gathered rows, with their derivatives."""
 
 from __future__ import annotations
 
@@ -18,12 +9,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from manymax.engine.ranks import Ranks
 from manymax.errors import ArgumentError, ManymaxError
 
 T = TypeVar("T")
 
 
-class Ranks:
+class ProcessRanks(Ranks):
     """The processes that hold one shard each: a process group, or this process alone where none was started.
 
     Args:
@@ -133,7 +125,7 @@ class Ranks:
 
 class _Total(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, values: Tensor, ranks: Ranks) -> Tensor:
+    def forward(ctx: Any, values: Tensor, ranks: ProcessRanks) -> Tensor:
         ctx.ranks = ranks
         return ranks.sum(values)
 
@@ -144,7 +136,7 @@ class _Total(torch.autograd.Function):
 
 class _Spread(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, values: Tensor, ranks: Ranks) -> Tensor:
+    def forward(ctx: Any, values: Tensor, ranks: ProcessRanks) -> Tensor:
         ctx.ranks = ranks
         return values.view_as(values)
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,14 +11,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from manymax.distributed import exact, sampled
-from manymax.distributed.collectives import Ranks
-from manymax.distributed.sharding import Shards, make_shards, overlaps
-from manymax.engine.linear import check_linear
+from manymax.distributed.collectives import ProcessRanks
+from manymax.distributed.sharding import make_shards, overlaps
+from manymax.engine.head import LinearHead
+from manymax.engine.linear import Call, check_linear
+from manymax.engine.ranking import linear_topk, read_exclude
+from manymax.engine.ranks import Shards
 from manymax.engine.target import Target
 from manymax.errors import ArgumentError, ArgumentTypeError
-from manymax.heads.modules import LinearHead
-from manymax.heads.ranking import linear_topk, read_exclude
 from manymax.ops.checks import full_precision
 
 INIT_ROWS = 1 << 14  # class vectors drawn from one seed: they are the same for every number of ranks
@@ -31,8 +30,8 @@ class ShardedHead(nn.Module):
 
     Value and gradients are those of the head on one machine. Queries and targets are the same on all ranks, every rank
     returns the same loss, gets the gradient of its own class vectors and the whole gradient of the queries. Ranks
-    exchange sums over the classes of a row and never scores; see the tables in `manymax.distributed.kernels` and
-    `manymax.distributed.sampled`. All ranks must make the same calls in the same order, backward included.
+    exchange sums over the classes of a row and never scores. All ranks must make the same calls in the same order,
+    backward included.
 
     Args:
         head: any of the `Linear...Loss` heads, which says what is computed. With class vectors of its own, the same
@@ -67,16 +66,19 @@ class ShardedHead(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(head, exact.ExactHead | sampled.SampledHead):
+        if not isinstance(head, LinearHead):
             raise ArgumentTypeError(f"`head` must be a linear head of manymax; got {type(head).__name__}.")
+        if head.member.unsharded is not None:
+            raise ArgumentTypeError(
+                f"`head` of {head.member.name} cannot be split over ranks: {head.member.unsharded}."
+            )
         if head.linear is not None and (in_features is not None or bias):
             raise ArgumentError("`in_features` and `bias` are for a head without class vectors of its own.")
         if in_features is None and bias:
             raise ArgumentError("`bias` needs class vectors made here: give `in_features`, or `bias=False`.")
-        if isinstance(head, sampled.SampledHead):
-            sampled.check_settings(head)
         self.head = head
-        self.shards: Shards = make_shards(head.num_classes, sizes, Ranks(group))
+        self.ranks = ProcessRanks(group)
+        self.shards: Shards = make_shards(head.num_classes, sizes, self.ranks)
         self.register_buffer("span", torch.tensor([self.shards.span.start, self.shards.span.stop]))
         if head.linear is not None:
             head.linear = _rows_of(head.linear, self.shards)
@@ -90,19 +92,14 @@ class ShardedHead(nn.Module):
 
     def forward(self, input: Tensor, target: Tensor | Target, linear_weight: Tensor | None = None) -> Tensor:
         """The loss of queries (..., d); `linear_weight` replaces the class vectors of this rank."""
-        loss = self.shards.ranks.agree(
-            lambda: self._prepared(input, target, linear_weight), _num_rows(input), self.span.device
-        )
+        call = self.ranks.agree(lambda: self._read(input, target, linear_weight), _num_rows(input), self.span.device)
         with full_precision(input):
-            return loss()
+            return self.head.compute(call)
 
-    def _prepared(self, input: Tensor, target: Tensor | Target, linear_weight: Tensor | None) -> Callable[[], Tensor]:
-        """The loss of a call that has been read and checked on this rank, still to be computed with the others."""
-        head, shards, (vectors, bias) = self.head, self.shards, self._vectors(linear_weight)
-        if isinstance(head, exact.ExactHead):
-            return partial(exact.exact_loss, head, exact.read_call(head, input, vectors, bias, target, shards), shards)
-        call = sampled.read_call(head, input, vectors, bias, target, shards)
-        return partial(sampled.sampled_loss, head, call, shards)
+    def _read(self, input: Tensor, target: Tensor | Target, linear_weight: Tensor | None) -> Call:
+        """A call that has been read and checked on this rank, still to be computed with the others."""
+        vectors, bias = self._vectors(linear_weight)
+        return self.head.read(input, vectors, bias, target, self.shards)
 
     @torch.no_grad()
     def topk(
@@ -112,7 +109,7 @@ class ShardedHead(nn.Module):
 
         Every rank sends its own k best.
         """
-        ranks = self.shards.ranks
+        ranks = self.ranks
         values, ids = ranks.agree(
             lambda: self._own_topk(input, k, linear_weight, exclude), _num_rows(input), self.span.device
         )
@@ -146,7 +143,7 @@ class ShardedHead(nn.Module):
         state = self.head.state_dict()
         for name in SHARDED:
             if name in state:
-                state[name] = self.shards.ranks.gather_rows(state[name], self.shards.sizes)
+                state[name] = self.ranks.gather_rows(state[name], self.shards.sizes)
         return state if self.shards.ranks.rank == 0 else {}
 
     def load_shards(self, states: Sequence[Mapping[str, Any]]) -> None:

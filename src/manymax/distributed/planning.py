@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from manymax.distributed.collectives import Ranks
 from manymax.engine.cost import DOUBLE, FLOAT, Cost, Machine, Shape, Traffic, Work
 from manymax.engine.member import Member
+from manymax.engine.ranks import Ranks
 from manymax.errors import ArgumentError
 from manymax.members import FAMILY
 from manymax.theory.cost import cost

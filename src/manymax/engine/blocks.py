@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from manymax.engine.options import PAD, HeadOptions
+from manymax.engine.ranks import ALONE, Ranks, Shards
 from manymax.engine.row_target import RowTarget
 from manymax.errors import ManymaxError
 from manymax.ops.checks import full_precision
@@ -66,8 +67,11 @@ class Result:
 class Block:
     """What a kernel sees: scores (n, C') that it may overwrite, -inf in the columns past num_classes.
 
+    On several ranks all of this is what the rank has: its classes, the positives among them, its part of sums.
+
     spread: (n,) sum_c class_weight_c s_c in float64 if there is smoothing; rescore recomputes rows of the block.
-    compiled: whether heads/compiled.py is to do what it can.
+    ranks: complete the sums over the classes of a row.
+    options: how the head computes.
     """
 
     scores: Tensor
@@ -75,10 +79,23 @@ class Block:
     num_classes: int
     spread: Tensor | None
     rescore: Callable[[Tensor], Tensor]
-    compiled: bool = False
+    ranks: Ranks = ALONE
+    options: HeadOptions = field(default=HeadOptions())
 
 
-Kernel = Callable[[Block], Result]
+@dataclass(frozen=True)
+class Kernel:
+    """What an exact member does in its head, made for one call.
+
+    run: from a block of scores to its losses and gradient.
+    setting: a scalar tensor that the loss is also differentiated in, or None.
+    omega: the regulariser of the normalised form, from rows on the simplex (n, P or C), of which zeros may be left
+        out, to (n,); it is given the setting too where there is one. None where the form is just divided by |t|.
+    """
+
+    run: Callable[[Block], Result]
+    setting: Tensor | None = None
+    omega: Callable[..., Tensor] | None = None
 
 
 @dataclass
@@ -194,15 +211,16 @@ def run(
     linear_weight: Tensor,
     linear_bias: Tensor | None,
     target: RowTarget,
-    kernel: Kernel,
+    kernel: Callable[[Block], Result],
     options: HeadOptions,
+    shards: Shards,
     wants: tuple[bool, bool, bool],
 ) -> tuple[Tensor, Gradients, Tensor]:
     """Losses (N,), the accumulated gradients, and the gradient in the kernel's setting."""
-    num_classes, padded = linear_weight.shape[0], -(-linear_weight.shape[0] // PAD) * PAD
+    num_classes, padded = linear_weight.shape[0], padded_length(linear_weight.shape[0])
     matmul_vectors = linear_weight.bfloat16() if options.matmul == "bf16" else linear_weight
     spread_of = None if target.class_weight is None else _spread(target.class_weight, linear_weight, linear_bias)
-    step = options.rows(padded)
+    step = options.rows(padded_length(max(shards.sizes)))  # all ranks must cut the rows alike
     buffer = input.new_empty(min(step, input.shape[0]), padded)
 
     def score(queries: Tensor, ids: Tensor | None, out: Tensor) -> Tensor:
@@ -226,13 +244,18 @@ def run(
         part = target[start : start + step]
         scores = score(queries, part.ids, buffer[: len(queries)])
         rescore = partial(_rescore, score, queries, part.ids, padded)
-        result = kernel(Block(scores, part, num_classes, spread, rescore, options.compiled))
+        result = kernel(Block(scores, part, num_classes, spread, rescore, shards.ranks, options))
         losses.append(result.losses)
         for gradient in result.parts:
             gradients.add(start, gradient)
         if result.grad_setting is not None:
             grad_setting = grad_setting + result.grad_setting
     return torch.cat(losses) if losses else input.new_zeros(0), gradients, grad_setting
+
+
+def padded_length(num_classes: int) -> int:
+    """The length of a row of scores with its padding."""
+    return -(-num_classes // PAD) * PAD
 
 
 def _spread(class_weight: Tensor, linear_weight: Tensor, linear_bias: Tensor | None) -> Callable[[Tensor], Tensor]:
@@ -299,11 +322,12 @@ class BlockLoss(torch.autograd.Function):
         linear_bias: Tensor | None,
         setting: Tensor | None,
         target: RowTarget,
-        kernel: Kernel,
+        kernel: Callable[[Block], Result],
         options: HeadOptions,
+        shards: Shards,
     ) -> Tensor:
         wants = tuple(ctx.needs_input_grad[:3])
-        losses, gradients, grad_setting = run(input, linear_weight, linear_bias, target, kernel, options, wants)
+        losses, gradients, grad_setting = run(input, linear_weight, linear_bias, target, kernel, options, shards, wants)
         ctx.grads = (*gradients.finish(), grad_setting if ctx.needs_input_grad[3] else None)
         ctx.retain = options.retain_graph
         return (losses * target.factor).sum()
@@ -320,7 +344,7 @@ class BlockLoss(torch.autograd.Function):
         if not ctx.retain:
             ctx.grads = None  # nothing else holds them now: autograd may take them over without a copy
         scaled = tuple(None if g is None else _times(g, grad, ctx.retain) for g in grads)
-        return (*scaled, None, None, None)
+        return (*scaled, None, None, None, None)
 
 
 def _times(value: Tensor, factor: Tensor, keep: bool) -> Tensor:
@@ -342,13 +366,14 @@ class BlockRows(torch.autograd.Function):
         linear_bias: Tensor | None,
         setting: Tensor | None,
         target: RowTarget,
-        kernel: Kernel,
+        kernel: Callable[[Block], Result],
         options: HeadOptions,
+        shards: Shards,
     ) -> Tensor:
         ctx.save_for_backward(input, linear_weight, linear_bias)
-        ctx.target, ctx.kernel, ctx.options = target, kernel, options
+        ctx.target, ctx.kernel, ctx.options, ctx.shards = target, kernel, options, shards
         plain = replace(target, coefficient=None)
-        return run(input, linear_weight, linear_bias, plain, kernel, options, (False, False, False))[0]
+        return run(input, linear_weight, linear_bias, plain, kernel, options, shards, (False, False, False))[0]
 
     @staticmethod
     @first_order
@@ -357,6 +382,8 @@ class BlockRows(torch.autograd.Function):
         wants = tuple(ctx.needs_input_grad[:3])
         target = replace(ctx.target, coefficient=ctx.target.factor * grad)
         with full_precision(input):
-            _, gradients, grad_setting = run(input, linear_weight, linear_bias, target, ctx.kernel, ctx.options, wants)
+            _, gradients, grad_setting = run(
+                input, linear_weight, linear_bias, target, ctx.kernel, ctx.options, ctx.shards, wants
+            )
             grads = gradients.finish()
-        return (*grads, grad_setting if ctx.needs_input_grad[3] else None, None, None, None)
+        return (*grads, grad_setting if ctx.needs_input_grad[3] else None, None, None, None, None)

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from manymax.engine.target import (
+    Form,
     Target,
     check_options,
     check_positives,
@@ -153,7 +154,7 @@ class FenchelYoung:
         check_options(reduction, label_smoothing, multilabel)
         check_scores(scores)
         work, dtype = working(scores)
-        read = read_target(work, target, weight, ignore_index, multilabel)
+        read = read_target(Form.of(work), target, weight, ignore_index, multilabel)
         rows, total = self._rows(work, read, weight, label_smoothing)
         if multilabel == "normalized":
             mixed = normalized_weights(work, read, weight, label_smoothing)

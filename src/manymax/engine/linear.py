@@ -1,23 +1,60 @@
-"""From queries, class vectors and a target to a loss in blocks: what every exact head shares."""
+"""One call of a head, from its arguments to its loss: what every head shares, on one rank or on many.
+
+A call is read and checked on each rank without any exchange (`read_call`), so that ranks can agree that all is well,
+and then computed with the others (`head_loss`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from manymax.engine.blocks import BlockLoss, BlockRows, Kernel, in_dtype
-from manymax.engine.options import HeadOptions, read_options
-from manymax.engine.row_target import RowTarget, live_classes, row_target
-from manymax.engine.target import Target, check_options, read_target
+from manymax.engine.member import Member
+from manymax.engine.options import Keywords
+from manymax.engine.ranks import Shards
+from manymax.engine.row_target import RowTarget, check_live, listed, live_classes, row_target
+from manymax.engine.target import Form, Target, read_target
 from manymax.errors import ArgumentError, ArgumentTypeError
-from manymax.ops.checks import full_precision, working
+from manymax.ops.checks import working
 from manymax.ops.reduction import reduce
 
-Options = HeadOptions | Mapping[str, Any] | None
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a head that has been read and checked on this rank.
+
+    queries: (N, d). vectors, bias: (classes of this rank, d) and (classes of this rank,). All in the dtype of the
+    arithmetic. live: which classes of this rank are not masked. target: over all classes. shards: which classes this
+    rank holds. batch: the shape of the rows. dtype: of the result.
+    """
+
+    queries: Tensor
+    vectors: Tensor
+    bias: Tensor | None
+    live: Tensor | None
+    target: Target
+    keywords: Keywords
+    shards: Shards
+    batch: torch.Size
+    dtype: torch.dtype
+
+    def rows(self) -> RowTarget:
+        """The target weights of the classes that this rank holds."""
+        return row_target(self.target, self.keywords.weight, self.live, self.shards, self.keywords.label_smoothing)
+
+    def reduced(self, losses: Tensor) -> Tensor:
+        """The result of a head from the losses of its rows, (N,)."""
+        return self.result(reduce(losses, self.target.divisor, self.keywords.reduction))
+
+    def result(self, value: Tensor) -> Tensor:
+        """A reduced value in the shape and dtype that the caller gets."""
+        return (value.reshape(self.batch) if self.keywords.reduction == "none" else value).to(self.dtype)
 
 
 def check_linear(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None) -> None:
@@ -39,7 +76,59 @@ def check_linear(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | Non
         )
 
 
-def _check_constant(target: Tensor | Target, weight: Tensor | None) -> None:
+def read_head_target(
+    input: Tensor, target: Tensor | Target, weight: Tensor | None, ignore_index: int, multilabel: str, classes: int
+) -> Target:
+    """The target of queries (..., d), flattened to rows."""
+    form = Form((*input.shape[:-1], classes), input.dtype, input.device)
+    read = read_target(form, target, weight, ignore_index, multilabel)
+    ids = None if read.ids is None else read.ids.reshape(-1, read.ids.shape[-1])
+    weights = read.weights.reshape(-1, read.weights.shape[-1])
+    return Target(ids, weights, read.count.reshape(-1), read.divisor.reshape(-1))
+
+
+def read_call(
+    member: Member,
+    input: Tensor,
+    linear_weight: Tensor,
+    linear_bias: Tensor | None,
+    target: Tensor | Target,
+    keywords: Keywords,
+    shards: Shards | None = None,
+) -> Call:
+    """Check the arguments of a call and bring them into one form.
+
+    Args:
+        member: whose head is called.
+        input, target: as the caller gives them.
+        linear_weight, linear_bias: of the classes that this rank holds.
+        keywords: those that heads share.
+        shards: which classes this rank holds; all of them if None.
+    """
+    check_linear(input, linear_weight, linear_bias)
+    shards = Shards((linear_weight.shape[0],)) if shards is None else shards
+    member.takes.check(member.name, target, keywords.label_smoothing)
+    if member.kind == "exact":
+        check_constant(target, keywords.weight)
+        if input.is_meta:
+            raise ArgumentError(
+                "`input` is on the meta device, where blocks have no values to look at: take a plain loss."
+            )
+    queries, dtype = working(input)
+    bias = None if linear_bias is None else linear_bias.to(queries.dtype)
+    read = read_head_target(
+        queries, target, keywords.weight, keywords.ignore_index, keywords.multilabel, shards.num_classes
+    )
+    if member.needs_label and not shards.ranks.alone:  # the ranks must number a row's positives alike
+        read = listed(read)
+    live = live_classes(bias)
+    check_live(read, live, shards)
+    flat = queries.reshape(-1, queries.shape[-1])
+    vectors = in_dtype(linear_weight, queries.dtype)
+    return Call(flat, vectors, bias, live, read, keywords, shards, input.shape[:-1], dtype)
+
+
+def check_constant(target: Tensor | Target, weight: Tensor | None) -> None:
     """Refuse targets and class weights that want a gradient: blocks give one to input, vectors and bias alone."""
     constants = {"target": target.weights if isinstance(target, Target) else target, "weight": weight}
     for name, value in constants.items():
@@ -50,81 +139,32 @@ def _check_constant(target: Tensor | Target, weight: Tensor | None) -> None:
             )
 
 
-def read_head_target(
-    input: Tensor, target: Tensor | Target, weight: Tensor | None, ignore_index: int, multilabel: str, classes: int
-) -> Target:
-    """The target of queries (..., d), flattened to rows."""
-    # only the shape and the dtype of the scores matter for reading a target
-    shape = (*input.shape[:-1], classes)
-    read = read_target(input.new_empty(()).expand(shape), target, weight, ignore_index, multilabel)
-    ids = None if read.ids is None else read.ids.reshape(-1, read.ids.shape[-1])
-    weights = read.weights.reshape(-1, read.weights.shape[-1])
-    return Target(ids, weights, read.count.reshape(-1), read.divisor.reshape(-1))
+def blocked_loss(call: Call, kernel: Kernel) -> Tensor:
+    """The loss of a call by a kernel that works block by block.
 
-
-def linear_loss(
-    make_kernel: Callable[[], Kernel],
-    input: Tensor,
-    linear_weight: Tensor,
-    target: Tensor | Target,
-    *,
-    linear_bias: Tensor | None,
-    weight: Tensor | None,
-    reduction: str,
-    ignore_index: int,
-    label_smoothing: float,
-    multilabel: str,
-    options: Options,
-    setting: Tensor | None = None,
-    omega: Callable[[Tensor], Tensor] | None = None,
-) -> Tensor:
-    """A loss of `input @ linear_weight.T + linear_bias` in blocks; see `linear_softmax_loss`."""
-    check_linear(input, linear_weight, linear_bias)
-    check_options(reduction, label_smoothing, multilabel)
-    _check_constant(target, weight)
-    if input.is_meta:
-        raise ArgumentError("`input` is on the meta device, where blocks have no values to look at: take a plain loss.")
-    chosen = read_options(options)
-    queries, dtype = working(input)
-    vectors, bias = (
-        in_dtype(linear_weight, queries.dtype),
-        None if linear_bias is None else linear_bias.to(queries.dtype),
-    )
-    classes = linear_weight.shape[0]
-    read = read_head_target(queries, target, weight, ignore_index, multilabel, classes)
-    rows = row_target(read, weight, live_classes(bias), classes, label_smoothing)
-    flat = queries.reshape(-1, queries.shape[-1])
-    with full_precision(input):
-        value = apply_kernel(make_kernel(), flat, vectors, bias, setting, rows, read, reduction, multilabel, chosen)
-        if multilabel == "normalized" and omega is not None:
-            extra = omega_rows(rows, omega, chosen.rows(classes))
-            value = value + (extra if reduction == "none" else reduce(extra, read.divisor, reduction))
-    return (value.reshape(input.shape[:-1]) if reduction == "none" else value).to(dtype)
-
-
-def apply_kernel(
-    kernel: Kernel,
-    input: Tensor,
-    vectors: Tensor,
-    bias: Tensor | None,
-    setting: Tensor | None,
-    rows: RowTarget,
-    read: Target,
-    reduction: str,
-    multilabel: str,
-    options: HeadOptions,
-) -> Tensor:
-    """The reduced losses of the rows, (n,) or a number, by a kernel that works block by block."""
+    The kernel completes its sums over the ranks, autograd those of the shared tensors.
+    """
+    keywords, ranks, rows = call.keywords, call.shards.ranks, call.rows()
     scale = torch.ones_like(rows.total)
-    if multilabel == "normalized":
+    if keywords.multilabel == "normalized":
         scale = torch.where(rows.total > 0, 1 / torch.where(rows.total > 0, rows.total, 1), 0)
-    if reduction == "none":
+    setting = None if kernel.setting is None else ranks.spread(kernel.setting)
+    tensors = ranks.spread(call.queries), call.vectors, call.bias, setting
+    if keywords.reduction == "none":
         ones = replace(rows, coefficient=torch.ones_like(scale))
-        return BlockRows.apply(input, vectors, bias, setting, ones, kernel, options) * scale
-    if reduction == "mean":
-        divisor = read.divisor.sum()
-        scale = scale * torch.where(divisor > 0, 1 / torch.where(divisor > 0, divisor, 1), 0)
-    return BlockLoss.apply(input, vectors, bias, setting, replace(rows, coefficient=scale), kernel, options)
+        value = BlockRows.apply(*tensors, ones, kernel.run, keywords.options, call.shards) * scale
+    else:
+        if keywords.reduction == "mean":
+            divisor = call.target.divisor.sum()
+            scale = scale * torch.where(divisor > 0, 1 / torch.where(divisor > 0, divisor, 1), 0)
+        given = replace(rows, coefficient=scale)
+        value = BlockLoss.apply(*tensors, given, kernel.run, keywords.options, call.shards)
+    if keywords.multilabel == "normalized" and kernel.omega is not None:
+        # every rank has a part of Omega, and so of its derivative in the setting
+        omega = kernel.omega if setting is None else partial(kernel.omega, setting=setting)
+        extra = ranks.total(omega_rows(rows, omega, keywords.options.rows(call.shards.size)))
+        value = value + reduce(extra, call.target.divisor, keywords.reduction)
+    return call.result(value)
 
 
 def omega_rows(rows: RowTarget, omega: Callable[[Tensor], Tensor], step: int) -> Tensor:
@@ -143,3 +183,13 @@ def omega_rows(rows: RowTarget, omega: Callable[[Tensor], Tensor], step: int) ->
             dense = dense.scatter_add(1, rows.ids[part], weights[part])
         values.append(omega(dense))
     return torch.where(rows.total > 0, torch.cat(values) if values else rows.total, 0)
+
+
+def exact_loss(member: Member, call: Call, settings: Mapping[str, Any]) -> Tensor:
+    """The loss of an exact member, whose kernel goes over blocks of scores."""
+    return blocked_loss(call, member.needed("kernel")(**settings))
+
+
+def quadratic_loss(member: Member, call: Call, settings: Mapping[str, Any]) -> Tensor:
+    """The loss of a member that needs moments of the class vectors and no scores."""
+    return call.reduced(member.needed("kernel")(**settings)(call))

@@ -104,6 +104,7 @@ class Setting:
     help: one sentence.
     least, most, above, multiple_of: the range of a number: at least, at most, more than, divisible by.
     choices: of a word.
+    start: from the number of classes to its value where it is left out.
     option: its name outside of the member, in commands, files and records; None if that is `name`.
     learned: how it is learned along with the model, where a head is built with `learnable=True`.
     """
@@ -117,6 +118,7 @@ class Setting:
     above: float | None = None
     multiple_of: int | None = None
     choices: tuple[str, ...] = ()
+    start: Callable[[int], float] | None = None
     option: str | None = None
     learned: Learned | None = None
 
@@ -170,10 +172,22 @@ _KINDS = {float: "a number", int: "an integer", bool: "true or false", str: "a w
 
 @dataclass(frozen=True)
 class Takes:
-    """Which targets a loss takes: label smoothing, float rows (distributions over the classes)."""
+    """Which targets a loss takes: label smoothing, float rows (distributions over the classes); and why not."""
 
     smoothing: bool = True
     float_rows: bool = True
+    why: str = ""
+
+    def check(self, name: str, target: object, label_smoothing: float = 0.0) -> None:
+        """Refuse what the loss of this name does not take."""
+        if not self.float_rows and isinstance(target, Tensor) and target.is_floating_point():
+            raise ArgumentTypeError(f"`target` of {name} must be ids or bool rows; got float rows. {self.why}")
+        if not self.smoothing and label_smoothing:
+            raise ArgumentError(f"`label_smoothing` must be 0 for {name}; got {label_smoothing}. {self.why}")
+
+
+# Of losses on drawn scores.
+ONE_DRAW_EACH = Takes(smoothing=False, float_rows=False, why="It needs one draw per positive.")
 
 
 @dataclass(frozen=True)
@@ -214,6 +228,8 @@ class Member:
         `manymax.engine.blocks.Kernel`, which turns blocks of scores into losses and gradients; of a quadratic one a
         function from a call to the losses of its rows; of a sampled one a function from scores and draws to those of
         the positives; of a tree its losses of node scores.
+    check: raises where its settings, given as keyword arguments with `num_negatives`, do not go together.
+    head, head_function: its head as a module and as a function, where they are not built from its kernel.
     native: whether the native back end has its kernel.
     ranking_key: given its settings, a function from scores to what classes are ranked by; None where that is the
         scores.
@@ -241,6 +257,9 @@ class Member:
     takes: Takes = field(default=Takes())
     kernel: Callable[..., Any] | None = None
     native: bool = False
+    check: Callable[..., None] | None = None
+    head: type[nn.Module] | None = None
+    head_function: Callable[..., Tensor] | None = None
     ranking_key: Callable[..., Callable[[Tensor], Tensor]] | None = None
     unsharded: str | None = None
     cost: CostOf | None = None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from manymax.engine.ranks import Shards
 from manymax.engine.target import Target
 from manymax.errors import ArgumentError, ArgumentTypeError, ManymaxError
 from manymax.ops.checks import visible
@@ -87,24 +88,34 @@ class RowTarget:
 
 
 def row_target(
-    read: Target,
-    weight: Tensor | None,
-    live: Tensor | None,
-    num_classes: int,
-    label_smoothing: float,
+    read: Target, weight: Tensor | None, live: Tensor | None, shards: Shards, label_smoothing: float
 ) -> RowTarget:
-    """All rows of a target that has been read; `live` (C,) says which classes are not masked."""
-    weights, share, class_weight = read.weights, None, None
-    _check_live(read, live)
+    """The weights t of the classes that this rank holds, with the totals of all of them.
+
+    Args:
+        read: the target over all classes, (N, ...).
+        weight: (C,) class weights.
+        live: (classes of this rank,) which are not masked, or None where all are known to be alive.
+        shards: which classes this rank holds.
+        label_smoothing: as in the head.
+    """
+    weights = (1 - label_smoothing) * read.weights if label_smoothing > 0 else read.weights
     total = weights.sum(1)
+    ids, share, class_weight = read.ids, None, None
+    if ids is not None:
+        ids, weights = shards.local(ids, weights)
+    elif not shards.ranks.alone:
+        weights = weights[:, shards.span]
     if label_smoothing > 0:
-        class_weight = weights.new_ones(num_classes) if weight is None else weight.to(weights.dtype)
+        class_weight = weights.new_ones(shards.size) if weight is None else weight[shards.span].to(weights.dtype)
+        # in float64: a count of many classes is not exact in float32
+        count = weights.new_full((), shards.size, dtype=torch.float64)
         if live is not None:
-            class_weight = class_weight * live
-        share = label_smoothing * read.count / (num_classes if live is None else live.sum())
-        weights = (1 - label_smoothing) * weights
-        total = weights.sum(1) + share * class_weight.sum()
-    return RowTarget(read.ids, weights, share, class_weight, total, None)
+            class_weight, count = class_weight * live, live.sum().double()
+        count, mass = shards.ranks.sum(torch.stack([count, class_weight.sum().double()])).to(weights.dtype)
+        share = label_smoothing * read.count / count
+        total = total + share * mass
+    return RowTarget(ids, weights, share, class_weight, total, None)
 
 
 def live_classes(linear_bias: Tensor | None) -> Tensor | None:
@@ -115,12 +126,27 @@ def live_classes(linear_bias: Tensor | None) -> Tensor | None:
     return None if visible(live) and bool(live.all()) else live
 
 
-def _check_live(read: Target, live: Tensor | None) -> None:
+def check_live(read: Target, live: Tensor | None, shards: Shards) -> None:
+    """Raise if a positive that this rank holds is masked."""
     if live is None or not visible(live):
         return
-    masked = ~live if read.ids is None else ~live[read.ids]
-    if ((read.weights != 0) & masked).any():
+    if read.ids is None:
+        masked = (read.weights[:, shards.span] != 0) & ~live
+    else:
+        ids, weights = shards.local(read.ids, read.weights)
+        masked = (weights != 0) & ~live[ids]
+    if masked.any():
         raise ArgumentError("`target` names a class whose bias is -inf: a masked class cannot be a positive.")
+
+
+def listed(read: Target) -> Target:
+    """Bool rows as padded ids, for a member that must know which positive it is about."""
+    if read.ids is not None:
+        return read
+    present = read.weights != 0
+    width = max(1, int(present.sum(1).max())) if len(present) else 1
+    ids = present.to(torch.uint8).topk(width, dim=1).indices
+    return replace(read, ids=ids, weights=read.weights.gather(1, ids))
 
 
 def group_pairs(rows: Tensor, target: Tensor) -> tuple[Tensor, Target]:

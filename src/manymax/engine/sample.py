@@ -1,12 +1,14 @@
-"""What the losses on sampled scores share: one positive and k negatives per row."""
+"""What the losses on sampled scores share: one positive and k negatives per row, on one rank or on many."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from manymax.engine.ranks import ALONE, Ranks
 from manymax.errors import ArgumentError, ArgumentTypeError, check_choice
 from manymax.ops.checks import visible, working
 
@@ -17,21 +19,34 @@ HIT_POLICIES = ("keep", "mask")
 class Sample:
     """Sampled scores that have been read and checked, in the dtype of the arithmetic.
 
-    positive: (...) scores of the positives; negative: (..., k) scores of the negatives, -inf where masked.
-    log_q_positive: (...), log_q_negative: (..., k), 0 where they were not given.
-    dtype: the dtype of the result.
+    positive: (...) scores of the positives; negative: (..., K) scores of the negatives, -inf where masked.
+    log_q_positive: (...), log_q_negative: (..., K), 0 where they were not given.
+    num_negatives: k, the number of negatives drawn, masked ones included; on one rank that is K.
+    ranks: complete sums over the negatives; positives are known to all of them.
+    own: (..., K) which of the negatives this rank holds, masked ones included; None for all of them.
     """
 
     positive: Tensor
     negative: Tensor
     log_q_positive: Tensor
     log_q_negative: Tensor
-    dtype: torch.dtype
+    num_negatives: int
+    ranks: Ranks
+    own: Tensor | None = None
 
-    @property
-    def num_negatives(self) -> int:
-        """k, the number of negatives drawn, masked ones included."""
-        return self.negative.shape[-1]
+
+@dataclass(frozen=True)
+class DrawnKernel:
+    """What a sampled member does in its head, made for one call.
+
+    rows: from sampled scores to the losses of the positives, (...).
+    masks_hits: whether negatives that hit the positive are masked.
+    needs_log_q: the setting that needs a proposal that is known, or None.
+    """
+
+    rows: Callable[[Sample], Tensor]
+    masks_hits: bool = False
+    needs_log_q: str | None = None
 
 
 def read_sample(
@@ -41,8 +56,8 @@ def read_sample(
     log_q_negative: Tensor | float | None,
     hits: Tensor | None,
     hit_policy: str,
-) -> Sample:
-    """Check sampled scores against each other and broadcast them to (...) and (..., k)."""
+) -> tuple[Sample, torch.dtype]:
+    """Check sampled scores against each other and broadcast them to (...) and (..., k); with the result's dtype."""
     check_choice("hit_policy", hit_policy, HIT_POLICIES)
     for name, scores in (("positive", positive), ("negative", negative)):
         if not isinstance(scores, Tensor) or not scores.is_floating_point():
@@ -56,18 +71,21 @@ def read_sample(
     neg = working(negative)[0].to(pos.dtype)
     shape = (*pos.shape, negative.shape[-1])
     neg = _expand("negative", neg, shape)
-    _check_values(pos, neg)
+    check_values(pos, neg)
     masked = _read_hits(hits, hit_policy, shape)
-    return Sample(
+    sample = Sample(
         pos,
         neg if masked is None else torch.where(masked, -torch.inf, neg),
-        _read_log_q("log_q_positive", log_q_positive, pos, tuple(pos.shape)),
-        _read_log_q("log_q_negative", log_q_negative, pos, shape),
-        dtype,
+        read_log_q("log_q_positive", log_q_positive, pos, tuple(pos.shape)),
+        read_log_q("log_q_negative", log_q_negative, pos, shape),
+        shape[-1],
+        ALONE,
     )
+    return sample, dtype
 
 
-def _check_values(positive: Tensor, negative: Tensor) -> None:
+def check_values(positive: Tensor, negative: Tensor) -> None:
+    """Raise where a positive is masked, or a score is no number."""
     if not visible(positive, negative) or not positive.numel():
         return
     if not positive.isfinite().all():
@@ -96,7 +114,8 @@ def _expand(name: str, value: Tensor, shape: tuple[int, ...]) -> Tensor:
         raise ArgumentError(f"`{name}` must broadcast to {shape}; got shape {tuple(value.shape)}.") from None
 
 
-def _read_log_q(name: str, log_q: Tensor | float | None, like: Tensor, shape: tuple[int, ...]) -> Tensor:
+def read_log_q(name: str, log_q: Tensor | float | None, like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """log q as a tensor of `shape`, 0 where it was not given; refused where it is not finite."""
     value = read_number(name, 0.0 if log_q is None else log_q, like, shape)
     if visible(value) and value.numel() and not value.isfinite().all():
         raise ArgumentError(

@@ -16,12 +16,13 @@ once for every positive, and class weights multiply t, both as in
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from manymax.errors import ArgumentError, ArgumentTypeError, check_choice
-from manymax.ops.checks import check_scores, learned, visible
+from manymax.ops.checks import learned, visible
 from manymax.ops.reduction import REDUCTIONS
 
 MULTILABEL = ("sum", "normalized")
@@ -58,6 +59,29 @@ class Target:
         return self.weights.new_zeros(*self.ids.shape[:-1], num_classes).scatter_add(-1, self.ids, self.weights)
 
 
+class Form(NamedTuple):
+    """The shape (..., C), dtype and device of scores: all that reading a target asks of them."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, scores: Tensor) -> Form:
+        """Of a tensor of scores."""
+        return cls(tuple(scores.shape), scores.dtype, scores.device)
+
+    @property
+    def batch(self) -> tuple[int, ...]:
+        """The shape of the rows."""
+        return self.shape[:-1]
+
+    @property
+    def num_classes(self) -> int:
+        """C."""
+        return self.shape[-1]
+
+
 def check_options(reduction: str, label_smoothing: float, multilabel: str) -> None:
     """Raise on an unknown reduction or multilabel mode, or a smoothing outside [0, 1]."""
     check_choice("reduction", reduction, REDUCTIONS)
@@ -67,36 +91,35 @@ def check_options(reduction: str, label_smoothing: float, multilabel: str) -> No
 
 
 def read_target(
-    scores: Tensor, target: Tensor | Target, weight: Tensor | None, ignore_index: int | None, multilabel: str = "sum"
+    form: Form, target: Tensor | Target, weight: Tensor | None, ignore_index: int | None, multilabel: str = "sum"
 ) -> Target:
-    """Check `target` against `scores` (..., C) and bring it into one form; a grouped one has it already."""
-    check_scores(scores)
+    """Check `target` against scores of a form (..., C) and bring it into one form; a grouped one has it already."""
     if isinstance(target, Target):
-        return _read_grouped(scores, target, _read_weight(scores, weight), multilabel)
+        return _read_grouped(form, target, _read_weight(form, weight), multilabel)
     if not isinstance(target, Tensor):
         raise ArgumentTypeError(f"`target` must be a tensor; got {type(target).__name__}.")
     if target.is_complex():
         raise ArgumentTypeError(f"`target` must hold ids, a bool row or a float row; got dtype {target.dtype}.")
     rowwise = target.dtype == torch.bool or target.is_floating_point()
-    _check_shape(scores, target, rowwise)
-    class_weight = _read_weight(scores, weight)
+    _check_shape(form, target, rowwise)
+    class_weight = _read_weight(form, weight)
     if rowwise:
-        return _read_rows(scores, target, class_weight, multilabel)
+        return _read_rows(form, target, class_weight, multilabel)
     ignored = -100 if ignore_index is None else ignore_index  # None as in torch's linear_cross_entropy
-    return _read_ids(scores, target, class_weight, ignored, multilabel)
+    return _read_ids(form, target, class_weight, ignored, multilabel)
 
 
-def _read_grouped(scores: Tensor, target: Target, weight: Tensor | None, multilabel: str) -> Target:
-    if target.ids is None or target.ids.shape[:-1] != scores.shape[:-1]:
+def _read_grouped(form: Form, target: Target, weight: Tensor | None, multilabel: str) -> Target:
+    if target.ids is None or tuple(target.ids.shape[:-1]) != form.batch:
         raise ArgumentError("`target` was grouped for another number of rows than `input` has.")
-    ids, classes = target.ids, scores.shape[-1]
+    ids, classes = target.ids, form.num_classes
     if visible(ids) and ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= classes):
         raise ArgumentError(f"`target` ids must be in [0, {classes}); got {int(ids.min())} to {int(ids.max())}.")
-    weights = target.weights.to(scores.dtype)
+    weights = target.weights.to(form.dtype)
     if weight is not None:
         weights = weights * weight[ids]
-    divisor = weights.sum(-1) if multilabel == "sum" else (target.count > 0).to(scores.dtype)
-    return Target(ids, weights, target.count.to(scores.dtype), divisor)
+    divisor = weights.sum(-1) if multilabel == "sum" else (target.count > 0).to(form.dtype)
+    return Target(ids, weights, target.count.to(form.dtype), divisor)
 
 
 def check_weight(weight: Tensor | None, num_classes: int) -> Tensor | None:
@@ -111,22 +134,22 @@ def check_weight(weight: Tensor | None, num_classes: int) -> Tensor | None:
     return weight
 
 
-def _read_weight(scores: Tensor, weight: Tensor | None) -> Tensor | None:
-    checked = check_weight(weight, scores.shape[-1])
-    return None if checked is None else checked.to(scores.dtype)
+def _read_weight(form: Form, weight: Tensor | None) -> Tensor | None:
+    checked = check_weight(weight, form.num_classes)
+    return None if checked is None else checked.to(form.dtype)
 
 
-def _check_shape(scores: Tensor, target: Tensor, rowwise: bool) -> None:
-    batch, shape = scores.shape[:-1], tuple(target.shape)
+def _check_shape(form: Form, target: Tensor, rowwise: bool) -> None:
+    batch, shape = form.batch, tuple(target.shape)
     if rowwise:
-        fits, expected = target.shape == scores.shape, f"the shape of `scores`, {tuple(scores.shape)}"
+        fits, expected = shape == form.shape, f"the shape of `scores`, {form.shape}"
     else:
-        fits = target.shape == batch or (target.ndim == scores.ndim and target.shape[:-1] == batch)
-        expected = f"{tuple(batch)} for one id per row, or {(*batch, 'P')} for several"
+        fits = shape == batch or (len(shape) == len(form.shape) and shape[:-1] == batch)
+        expected = f"{batch} for one id per row, or {(*batch, 'P')} for several"
     if fits:
         return
     hint = ""
-    if scores.ndim > 2 and target.shape == scores.shape[:1] + scores.shape[2:]:
+    if len(form.shape) > 2 and shape == form.shape[:1] + form.shape[2:]:
         hint = (
             " The shape fits torch's layout with the classes in dimension 1; here they are last:"
             " pass `scores.movedim(1, -1)`."
@@ -135,13 +158,13 @@ def _check_shape(scores: Tensor, target: Tensor, rowwise: bool) -> None:
     raise ArgumentError(f"`target` {kind}must have {expected}; got shape {shape}.{hint}")
 
 
-def _read_rows(scores: Tensor, target: Tensor, weight: Tensor | None, multilabel: str) -> Target:
-    rows = target.to(scores.dtype)
+def _read_rows(form: Form, target: Tensor, weight: Tensor | None, multilabel: str) -> Target:
+    rows = target.to(form.dtype)
     total = rows.sum(-1)
     if target.is_floating_point():
         _check_distribution(rows, total, target.dtype)
     weights = rows if weight is None else rows * weight
-    present = (total > 0).to(scores.dtype)
+    present = (total > 0).to(form.dtype)
     if target.is_floating_point():
         return Target(None, weights, present, present)
     return Target(None, weights, total, weights.sum(-1) if multilabel == "sum" else present)
@@ -161,29 +184,29 @@ def _check_distribution(rows: Tensor, total: Tensor, dtype: torch.dtype) -> None
         )
 
 
-def _read_ids(scores: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, multilabel: str) -> Target:
+def _read_ids(form: Form, target: Tensor, weight: Tensor | None, ignore_index: int, multilabel: str) -> Target:
     ids = target.long()
-    if target.shape == (*scores.shape[:-1], 0):  # as good as padding alone
-        ids = ids.new_full((*scores.shape[:-1], 1), ignore_index)
-    if target.ndim == scores.ndim:
-        _check_not_many_hot(scores, target)
+    if tuple(target.shape) == (*form.batch, 0):  # as good as padding alone
+        ids = ids.new_full((*form.batch, 1), ignore_index)
+    if target.ndim == len(form.shape):
+        _check_not_many_hot(form, target)
         ids = ids.sort(-1).values  # repeated ids, which count once, are now neighbours
         repeated = torch.cat([torch.zeros_like(ids[..., :1], dtype=torch.bool), ids[..., 1:] == ids[..., :-1]], -1)
         positive = (ids != ignore_index) & ~repeated
     else:
         ids = ids.unsqueeze(-1)
         positive = ids != ignore_index
-    _check_range(ids, positive, scores.shape[-1], ignore_index)
+    _check_range(ids, positive, form.num_classes, ignore_index)
     ids = torch.where(positive, ids, 0)
-    ones = positive.to(scores.dtype)
+    ones = positive.to(form.dtype)
     weights = ones if weight is None else ones * weight[ids]
     count = ones.sum(-1)
-    return Target(ids, weights, count, weights.sum(-1) if multilabel == "sum" else (count > 0).to(scores.dtype))
+    return Target(ids, weights, count, weights.sum(-1) if multilabel == "sum" else (count > 0).to(form.dtype))
 
 
-def _check_not_many_hot(scores: Tensor, target: Tensor) -> None:
+def _check_not_many_hot(form: Form, target: Tensor) -> None:
     """Integer rows of C zeros and ones are a many-hot row with the wrong dtype, not C ids."""
-    if target.shape != scores.shape or scores.shape[-1] <= 2 or not target.numel() or not visible(target):
+    if tuple(target.shape) != form.shape or form.num_classes <= 2 or not target.numel() or not visible(target):
         return
     if bool(((target == 0) | (target == 1)).all()):
         raise ArgumentTypeError(

@@ -1,49 +1,36 @@
-"""Heads: queries and class vectors to a loss, in blocks, never the (rows, classes) table."""
+"""Heads: queries and class vectors to a loss, in blocks, never the (rows, classes) table.
 
+Every row of `FAMILY` and `REFERENCES` has a function, `linear_<name>_loss`, and a module, `Linear<Name>Loss`; they are
+built from its record by `head_function` and `head_class`, which take a member of your own as well.
+"""
+
+from typing import Any
+
+from manymax.engine.head import LinearHead
 from manymax.engine.options import HeadOptions
+from manymax.engine.ranking import linear_scores, linear_topk
 from manymax.engine.row_target import group_pairs
-from manymax.heads.linear import (
-    linear_entmax_loss,
-    linear_rankmax_loss,
-    linear_softmax_loss,
-    linear_sparsemax_loss,
-    linear_taylor_softmax_loss,
-)
-from manymax.heads.modules import (
-    LinearEntmaxLoss,
-    LinearHead,
-    LinearNCELoss,
-    LinearRankmaxLoss,
-    LinearRGLoss,
-    LinearSampledSoftmaxLoss,
-    LinearSoftmaxLoss,
-    LinearSparsemaxLoss,
-    LinearTaylorSoftmaxLoss,
-)
-from manymax.heads.ranking import linear_scores, linear_topk
-from manymax.heads.sampled import linear_nce_loss, linear_sampled_softmax_loss
-from manymax.members.rg.kernel import linear_rg_loss
+from manymax.heads.build import class_name, function_name, head_class, head_function
+from manymax.members import FAMILY, REFERENCES
+
+_built: dict[str, Any] = {}
+for _member in (*FAMILY.values(), *REFERENCES.values()):
+    _built[function_name(_member)] = head_function(_member)
+    _built[class_name(_member)] = head_class(_member)
+globals().update(_built)
+
+
+def __getattr__(name: str) -> Any:  # tells type checkers that there are more names than are written here
+    raise AttributeError(f"module 'manymax.heads' has no attribute {name!r}")
+
 
 __all__ = [
     "HeadOptions",
-    "LinearEntmaxLoss",
     "LinearHead",
-    "LinearNCELoss",
-    "LinearRGLoss",
-    "LinearRankmaxLoss",
-    "LinearSampledSoftmaxLoss",
-    "LinearSoftmaxLoss",
-    "LinearSparsemaxLoss",
-    "LinearTaylorSoftmaxLoss",
     "group_pairs",
-    "linear_entmax_loss",
-    "linear_nce_loss",
-    "linear_rankmax_loss",
-    "linear_rg_loss",
-    "linear_sampled_softmax_loss",
+    "head_class",
+    "head_function",
     "linear_scores",
-    "linear_softmax_loss",
-    "linear_sparsemax_loss",
-    "linear_taylor_softmax_loss",
     "linear_topk",
+    *_built,
 ]

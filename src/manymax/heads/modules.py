@@ -1,37 +1,34 @@
-"""One interface for all members: `head(input, target, linear_weight=None)`, `scores` and `topk`."""
+"""The modules of heads by their kind: what `manymax.heads.build` makes a member's head from."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from manymax.engine.linear import Options
-from manymax.engine.options import read_options
-from manymax.engine.sample import HIT_POLICIES
-from manymax.engine.target import Target, check_options, check_weight
-from manymax.errors import ArgumentError, ArgumentTypeError, check_choice
-from manymax.heads import linear, sampled
-from manymax.heads.ranking import linear_scores, linear_topk
-from manymax.members.entmax.loss import EntmaxLoss
-from manymax.members.rg import kernel as moments
-from manymax.members.sampled_softmax.loss import SampledSoftmaxLoss
-from manymax.members.taylor_softmax.loss import check_order, taylor_exp
+from manymax.engine.drawn import Draws, check_sampler, sampled_loss
+from manymax.engine.head import LinearHead
+from manymax.engine.linear import Call, exact_loss, quadratic_loss, read_call
+from manymax.engine.member import Setting
+from manymax.engine.options import EXACT_KEYWORDS, SAMPLED_KEYWORDS, Keywords, read_keywords
+from manymax.engine.ranks import Shards
+from manymax.engine.target import Target
+from manymax.ops.checks import full_precision
 from manymax.samplers.base import Sampler
 from manymax.samplers.uniform import UniformSampler
 
 
-class LinearHead(nn.Module):
-    """What a training loop calls without knowing which loss it has.
+class KernelHead(LinearHead):
+    """A head that computes by its member's kernel. Keywords and settings are attributes, like those of torch's losses.
 
-    Args:
-        in_features: d, or None for a head without class vectors of its own, which then gets them in every call.
-        num_classes: C.
-        bias: whether the own class vectors have a bias.
-        device, dtype: of the class vectors.
+    `learnable=True` makes a setting that can be learned a parameter.
     """
+
+    keywords: ClassVar[tuple[str, ...]]  # those of the shared keywords that it takes
+    honours_why: ClassVar[str] = ""  # why other options have no effect
+    weight: Tensor | None
 
     def __init__(
         self,
@@ -41,175 +38,114 @@ class LinearHead(nn.Module):
         bias: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        **given: Any,
     ) -> None:
-        super().__init__()
-        if num_classes < 1:
-            raise ArgumentError(f"`num_classes` must be at least 1; got {num_classes}.")
-        if in_features is None and bias:
-            raise ArgumentError("`bias` needs class vectors of the head's own: give `in_features`, or `bias=False`.")
-        self.num_classes = num_classes
-        self.linear = (
-            None if in_features is None else nn.Linear(in_features, num_classes, bias=bias, device=device, dtype=dtype)
-        )
+        super().__init__(in_features, num_classes, bias=bias, device=device, dtype=dtype)
+        learnable = bool(given.pop("learnable", False))
+        for setting in self.member.settings:
+            self._keep(setting, given.pop(setting.name, None), learnable)
+        read = read_keywords(given, num_classes, self.honours, self.honours_why)
+        self.member.takes.check(self.member.name, None, read.label_smoothing)
+        for name in self.keywords:
+            if name == "weight":
+                self.register_buffer("weight", read.weight)
+            else:
+                setattr(self, name, getattr(read, name))
 
-    def vectors(self, linear_weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The class vectors and bias to use: the given ones, or the head's own."""
-        if linear_weight is not None:
-            if not isinstance(linear_weight, Tensor):
-                raise ArgumentTypeError(f"`linear_weight` must be a tensor; got {type(linear_weight).__name__}.")
-            if linear_weight.shape[:1] != (self.num_classes,):
-                raise ArgumentError(
-                    f"`linear_weight` must have {self.num_classes} rows; got shape {tuple(linear_weight.shape)}."
-                )
-            return linear_weight, None
-        if self.linear is None:
-            raise ArgumentError("this head was built without class vectors (`in_features=None`): pass `linear_weight`.")
-        return self.linear.weight, self.linear.bias
+    def _keep(self, setting: Setting, value: Any, learnable: bool) -> None:
+        """A setting as an attribute, or as a parameter if it is to be learned."""
+        if value is None:
+            value = setting.default if setting.start is None else setting.start(self.num_classes)
+        setting.check(value)
+        if setting.learned is None or not learnable:
+            setattr(self, _fixed(setting), value)
+            return
+        owner: nn.Module = self
+        *path, name = setting.learned.key.split(".")
+        for part in path:
+            owner.add_module(part, nn.Module())
+            owner = owner.get_submodule(part)
+        owner.register_parameter(name, nn.Parameter(torch.tensor(setting.learned.raw(value))))
 
-    def scores(self, input: Tensor, linear_weight: Tensor | None = None) -> Tensor:
-        """The scores of all classes, (..., C), without gradients."""
-        weight, bias = self.vectors(linear_weight)
-        return linear_scores(input, weight, bias)
-
-    def topk(
-        self, input: Tensor, k: int, linear_weight: Tensor | None = None, exclude: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Scores and ids of the k best classes of each query, (..., k) each; see `linear_topk`.
-
-        Instead of scores log p up to a constant, where p does not keep their order.
-        """
-        weight, bias = self.vectors(linear_weight)
-        return linear_topk(input, weight, k, linear_bias=bias, exclude=exclude, key=self.ranking_key)
+    def settings(self) -> dict[str, Any]:
+        """The member's own settings, as keyword arguments of its kernel."""
+        return {setting.name: getattr(self, setting.name) for setting in self.member.settings}
 
     @property
     def ranking_key(self) -> Callable[[Tensor], Tensor] | None:
         """From scores to what classes are ranked by; None where that is the scores."""
-        return None
+        return None if self.member.ranking_key is None else self.member.ranking_key(**self.settings())
 
-    def extra_repr(self) -> str:
-        """What the printed module shows."""
-        return f"num_classes={self.num_classes}"
-
-
-class _ExactHead(LinearHead):
-    """A head whose loss takes the options of `linear_softmax_loss`."""
-
-    function: Callable[..., Tensor]
-    weight: Tensor | None
-
-    def __init__(
-        self,
-        in_features: int | None,
-        num_classes: int,
-        *,
-        bias: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        weight: Tensor | None = None,
-        reduction: str = "mean",
-        ignore_index: int = -100,
-        label_smoothing: float = 0.0,
-        multilabel: str = "sum",
-        options: Options = None,
-    ) -> None:
-        super().__init__(in_features, num_classes, bias=bias, device=device, dtype=dtype)
-        check_options(reduction, label_smoothing, multilabel)
-        self.register_buffer("weight", check_weight(weight, num_classes))
-        self.reduction, self.ignore_index, self.label_smoothing = reduction, ignore_index, label_smoothing
-        self.multilabel, self.options = multilabel, read_options(options)
-
-    def settings(self) -> dict[str, Any]:
-        """The member's own keyword arguments."""
-        return {}
+    def read(
+        self, input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, target: Tensor | Target, shards: Shards
+    ) -> Call:
+        """A call with the class vectors of one rank, read and checked there."""
+        keywords = Keywords(**{name: getattr(self, name) for name in self.keywords})
+        return read_call(self.member, input, linear_weight, linear_bias, target, keywords, shards)
 
     def forward(self, input: Tensor, target: Tensor | Target, linear_weight: Tensor | None = None) -> Tensor:
         """The loss of queries (..., d); `linear_weight` (C, d) replaces the head's own class vectors."""
         vectors, bias = self.vectors(linear_weight)
-        return type(self).function(
-            input,
-            vectors,
-            target,
-            linear_bias=bias,
-            weight=self.weight,
-            reduction=self.reduction,
-            ignore_index=self.ignore_index,
-            label_smoothing=self.label_smoothing,
-            multilabel=self.multilabel,
-            options=self.options,
-            **self.settings(),
-        )
+        call = self.read(input, vectors, bias, target, Shards((self.num_classes,)))
+        with full_precision(input):
+            return self.compute(call)
+
+    def extra_repr(self) -> str:
+        """What the printed module shows."""
+        settings = "".join(f", {name}={_shown(value)}" for name, value in self.settings().items())
+        return f"{super().extra_repr()}{settings}"
 
 
-class LinearSoftmaxLoss(_ExactHead):
-    """Softmax cross entropy of a linear layer, like `torch.nn.LinearCrossEntropyLoss`; see `linear_softmax_loss`."""
-
-    function = staticmethod(linear.linear_softmax_loss)
-
-
-class LinearSparsemaxLoss(_ExactHead):
-    """The sparsemax loss of a linear layer; see `linear_sparsemax_loss`."""
-
-    function = staticmethod(linear.linear_sparsemax_loss)
+def _fixed(setting: Setting) -> str:
+    """The attribute of a setting that is not learned: its name, unless a property of that name tells the two apart."""
+    return setting.name if setting.learned is None or setting.learned.key == setting.name else f"_{setting.name}"
 
 
-class LinearRankmaxLoss(_ExactHead):
-    """The rankmax loss of a linear layer; see `linear_rankmax_loss`."""
-
-    function = staticmethod(linear.linear_rankmax_loss)
+def _shown(value: Any) -> str:
+    return f"{float(value.detach()):.4g}" if isinstance(value, Tensor) else repr(value)
 
 
-class LinearRGLoss(_ExactHead):
-    """The RG loss of a linear layer; see `linear_rg_loss`."""
+def learned_property(setting: Setting) -> property:
+    """The value of a setting whose parameter is kept under another name."""
+    learned = setting.learned
+    assert learned is not None
 
-    function = staticmethod(moments.linear_rg_loss)
-
-
-class LinearEntmaxLoss(_ExactHead):
-    """The entmax loss of a linear layer; see `linear_entmax_loss`. `alpha` and `learnable` as in `EntmaxLoss`."""
-
-    function = staticmethod(linear.linear_entmax_loss)
-
-    def __init__(
-        self, in_features: int | None, num_classes: int, alpha: float = 1.5, *, learnable: bool = False, **options: Any
-    ) -> None:
-        super().__init__(in_features, num_classes, **options)
-        self.order = EntmaxLoss(alpha, learnable=learnable)
-
-    @property
-    def alpha(self) -> float | Tensor:
+    def value(self: KernelHead) -> Any:
         """The number, or the tensor that is learned."""
-        return self.order.alpha
+        parameter = dict(self.named_parameters()).get(learned.key)
+        return getattr(self, _fixed(setting)) if parameter is None else learned.value(parameter)
 
-    def settings(self) -> dict[str, Any]:
-        """alpha."""
-        return {"alpha": self.alpha}
-
-
-class LinearTaylorSoftmaxLoss(_ExactHead):
-    """The Taylor-softmax loss of a linear layer; see `linear_taylor_softmax_loss`."""
-
-    function = staticmethod(linear.linear_taylor_softmax_loss)
-
-    def __init__(self, in_features: int | None, num_classes: int, order: int = 2, **options: Any) -> None:
-        super().__init__(in_features, num_classes, **options)
-        check_order(order)
-        self.order = order
-
-    @property
-    def ranking_key(self) -> Callable[[Tensor], Tensor]:
-        """log f(s), which falls and rises with the scores."""
-        return lambda scores: taylor_exp(scores, self.order).log()
-
-    def settings(self) -> dict[str, Any]:
-        """The order."""
-        return {"order": self.order}
+    return property(value)
 
 
-class SampledHead(LinearHead):
-    """A head whose loss draws negatives."""
+class ExactHead(KernelHead):
+    """A head that sees all scores, in blocks."""
 
-    function: Callable[..., Tensor]
-    weight: Tensor | None
+    keywords = EXACT_KEYWORDS
+
+    def compute(self, call: Call) -> Tensor:
+        """The loss of a call, the same on every rank."""
+        return exact_loss(self.member, call, self.settings())
+
+
+class QuadraticHead(KernelHead):
+    """A head that needs moments of the class vectors, and no scores."""
+
+    keywords = EXACT_KEYWORDS
+    honours = frozenset({"retain_graph"})  # which autograd does by itself
+    honours_why = "it has no blocks of scores, and its gradient touches all class vectors"
+
+    def compute(self, call: Call) -> Tensor:
+        """The loss of a call, the same on every rank."""
+        return quadratic_loss(self.member, call, self.settings())
+
+
+class SampledHead(KernelHead):
+    """A head that draws negatives."""
+
+    keywords = SAMPLED_KEYWORDS
+    honours = frozenset({"sparse_grad", "retain_graph"})
+    honours_why = "it computes the scores that it draws and no blocks of them"
 
     def __init__(
         self,
@@ -217,99 +153,15 @@ class SampledHead(LinearHead):
         num_classes: int,
         sampler: Sampler | None = None,
         num_negatives: int | None = 100,
-        *,
-        bias: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        shared: bool = False,
-        sparse: bool = False,
-        generator: torch.Generator | None = None,
-        weight: Tensor | None = None,
-        reduction: str = "mean",
-        ignore_index: int = -100,
-        multilabel: str = "sum",
+        **given: Any,
     ) -> None:
-        super().__init__(in_features, num_classes, bias=bias, device=device, dtype=dtype)
-        check_options(reduction, 0.0, multilabel)
+        super().__init__(in_features, num_classes, **given)
         self.sampler = UniformSampler(num_classes) if sampler is None else sampler
-        sampled.check_sampler(self.sampler, num_classes, None)
-        self.register_buffer("weight", check_weight(weight, num_classes))
-        self.num_negatives, self.shared, self.sparse, self.generator = num_negatives, shared, sparse, generator
-        self.reduction, self.ignore_index, self.multilabel = reduction, ignore_index, multilabel
+        check_sampler(self.sampler, num_classes)
+        if self.member.check is not None:
+            self.member.check(num_negatives=num_negatives, **self.settings())
+        self.num_negatives = num_negatives
 
-    def settings(self) -> dict[str, Any]:
-        """The member's own keyword arguments."""
-        return {}
-
-    def forward(self, input: Tensor, target: Tensor | Target, linear_weight: Tensor | None = None) -> Tensor:
-        """The loss of queries (..., d) with fresh negatives; `linear_weight` replaces the own class vectors."""
-        vectors, bias = self.vectors(linear_weight)
-        return type(self).function(
-            input,
-            vectors,
-            target,
-            self.sampler,
-            self.num_negatives,
-            shared=self.shared,
-            sparse=self.sparse,
-            generator=self.generator,
-            linear_bias=bias,
-            weight=self.weight,
-            reduction=self.reduction,
-            ignore_index=self.ignore_index,
-            multilabel=self.multilabel,
-            **self.settings(),
-        )
-
-
-class LinearSampledSoftmaxLoss(SampledHead):
-    """Sampled softmax of a linear layer; see `linear_sampled_softmax_loss`."""
-
-    function = staticmethod(sampled.linear_sampled_softmax_loss)
-
-    def __init__(
-        self,
-        in_features: int | None,
-        num_classes: int,
-        sampler: Sampler | None = None,
-        num_negatives: int | None = 100,
-        *,
-        correction: str = "logq",
-        hit_policy: str | None = None,
-        debias: str | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(in_features, num_classes, sampler, num_negatives, **options)
-        SampledSoftmaxLoss(correction=correction, hit_policy=hit_policy, debias=debias)  # raises where it would
-        self.correction, self.hit_policy, self.debias = correction, hit_policy, debias
-
-    def settings(self) -> dict[str, Any]:
-        """Correction, hit policy and debiasing."""
-        return {"correction": self.correction, "hit_policy": self.hit_policy, "debias": self.debias}
-
-
-class LinearNCELoss(SampledHead):
-    """NCE of a linear layer; see `linear_nce_loss`. `log_z` is a number, or a parameter if `learnable`."""
-
-    function = staticmethod(sampled.linear_nce_loss)
-
-    def __init__(
-        self,
-        in_features: int | None,
-        num_classes: int,
-        sampler: Sampler | None = None,
-        num_negatives: int | None = 100,
-        *,
-        log_z: float = 0.0,
-        learnable: bool = False,
-        hit_policy: str = "keep",
-        **options: Any,
-    ) -> None:
-        super().__init__(in_features, num_classes, sampler, num_negatives, **options)
-        check_choice("hit_policy", hit_policy, HIT_POLICIES)
-        self.hit_policy = hit_policy
-        self.log_z = nn.Parameter(torch.tensor(float(log_z))) if learnable else float(log_z)
-
-    def settings(self) -> dict[str, Any]:
-        """log Z0 and the hit policy."""
-        return {"log_z": self.log_z, "hit_policy": self.hit_policy}
+    def compute(self, call: Call) -> Tensor:
+        """The loss of a call with fresh negatives, the same on every rank."""
+        return sampled_loss(self.member, call, self.settings(), Draws(self.sampler, self.num_negatives))

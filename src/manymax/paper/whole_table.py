@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from manymax.engine.head import LinearHead
 from manymax.engine.linear import read_head_target
 from manymax.engine.target import Target
-from manymax.heads.modules import LinearHead
 from manymax.members import FAMILY
 from manymax.members.rankmax.loss import rankmax_loss
 

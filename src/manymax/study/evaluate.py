@@ -9,9 +9,9 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from manymax.engine.head import LinearHead
+from manymax.engine.ranking import linear_topk
 from manymax.errors import ArgumentError, check_choice
-from manymax.heads.modules import LinearHead
-from manymax.heads.ranking import linear_topk
 from manymax.study.backbones.base import Backbone
 from manymax.study.data.batches import Batch
 from manymax.study.data.interactions import PADDING, Lists, Split

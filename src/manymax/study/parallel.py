@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from manymax.distributed.collectives import Ranks
+from manymax.distributed.collectives import ProcessRanks
 from manymax.engine.target import Target
 from manymax.errors import ArgumentError, ManymaxError
 from manymax.samplers import Sampler
@@ -98,7 +98,7 @@ class Team:
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        self.ranks = Ranks(group)
+        self.ranks = ProcessRanks(group)
         self.rank, self.size = self.ranks.rank, self.ranks.size
         self.lost = self._begun = self._splitting = False
 

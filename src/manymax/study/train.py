@@ -7,8 +7,8 @@ import contextlib
 import torch
 from torch import Tensor, nn
 
+from manymax.engine.head import LinearHead
 from manymax.errors import ArgumentError
-from manymax.heads.modules import LinearHead
 from manymax.samplers import Sampler
 from manymax.study.backbones.base import Backbone
 from manymax.study.config import RunConfig

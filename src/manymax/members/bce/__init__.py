@@ -1,8 +1,8 @@
 """BCE: everything about this loss, which is no member of the family but a reference beside it."""
 
 from manymax.engine.cost import FLOAT, sampled_cost, sampled_traffic
-from manymax.engine.member import Member, Takes
-from manymax.members.bce.loss import FACTS, FORMULAS, bce_loss
+from manymax.engine.member import ONE_DRAW_EACH, Member
+from manymax.members.bce.loss import FACTS, FORMULAS, bce_kernel, bce_loss
 
 MEMBER = Member(
     name="bce",
@@ -13,7 +13,8 @@ MEMBER = Member(
     module=None,
     formulas=FORMULAS,
     facts=FACTS,
-    takes=Takes(smoothing=False, float_rows=False),
+    takes=ONE_DRAW_EACH,
+    kernel=bce_kernel,
     cost=sampled_cost,
     traffic=sampled_traffic(sums=2, row=2 * FLOAT),
     reference="Kang and McAuley, ICDM 2018, equation 12",

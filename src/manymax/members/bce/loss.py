@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from manymax.engine.member import Fact, Facts, Formulas
+from manymax.engine.sample import DrawnKernel, Sample
 
 
 def bce_loss(positive: Tensor, negative: Tensor) -> Tensor:
@@ -31,6 +32,16 @@ def bce_loss(positive: Tensor, negative: Tensor) -> Tensor:
     tensor([1.3863])
     """
     return softplus(-positive) + softplus(negative).mean(-1)
+
+
+def bce_kernel() -> DrawnKernel:
+    """The kernel of BCE; what is masked (-inf) adds nothing to the mean."""
+
+    def rows(sample: Sample) -> Tensor:
+        noise = sample.ranks.total(softplus(sample.negative).sum(-1)) / sample.num_negatives
+        return softplus(-sample.positive) + noise
+
+    return DrawnKernel(rows)
 
 
 FORMULAS = Formulas(

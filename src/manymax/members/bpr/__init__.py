@@ -1,8 +1,8 @@
 """BPR: everything about this loss, which is no member of the family but a reference beside it."""
 
 from manymax.engine.cost import FLOAT, sampled_cost, sampled_traffic
-from manymax.engine.member import Member, Takes
-from manymax.members.bpr.loss import FACTS, FORMULAS, bpr_loss
+from manymax.engine.member import ONE_DRAW_EACH, Member
+from manymax.members.bpr.loss import FACTS, FORMULAS, bpr_kernel, bpr_loss
 
 MEMBER = Member(
     name="bpr",
@@ -13,7 +13,8 @@ MEMBER = Member(
     module=None,
     formulas=FORMULAS,
     facts=FACTS,
-    takes=Takes(smoothing=False, float_rows=False),
+    takes=ONE_DRAW_EACH,
+    kernel=bpr_kernel,
     cost=sampled_cost,
     traffic=sampled_traffic(sums=2, row=2 * FLOAT),
     reference="Rendle, Freudenthaler, Gantner, Schmidt-Thieme, UAI 2009",

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from manymax.engine.member import Fact, Facts, Formulas
+from manymax.engine.sample import DrawnKernel, Sample
 
 
 def bpr_loss(positive: Tensor, negative: Tensor) -> Tensor:
@@ -32,6 +33,17 @@ def bpr_loss(positive: Tensor, negative: Tensor) -> Tensor:
     tensor([0.4100])
     """
     return softplus(negative - positive.unsqueeze(-1)).mean(-1)
+
+
+def bpr_kernel() -> DrawnKernel:
+    """The kernel of BPR; what is masked (-inf) adds nothing to the mean."""
+
+    def rows(sample: Sample) -> Tensor:
+        ranks = sample.ranks
+        positive = ranks.spread(sample.positive).unsqueeze(-1)
+        return ranks.total(softplus(sample.negative - positive).sum(-1)) / sample.num_negatives
+
+    return DrawnKernel(rows)
 
 
 FORMULAS = Formulas(

@@ -1,7 +1,7 @@
 """Alpha-entmax: everything about this member."""
 
 from manymax.engine.member import Member
-from manymax.members.entmax.kernel import COST, TRAFFIC
+from manymax.members.entmax.kernel import COST, TRAFFIC, entmax_kernel
 from manymax.members.entmax.loss import (
     FACTS,
     FORMULAS,
@@ -26,6 +26,7 @@ MEMBER = Member(
     examples=({"alpha": 1.5}, {"alpha": 1.25}, {"alpha": 1.8}),
     sparse=True,
     native=True,
+    kernel=entmax_kernel,
     cost=COST,
     traffic=TRAFFIC,
     reference="Peters, Niculae, Martins, ACL 2019; Correia, Niculae, Martins, EMNLP 2019",

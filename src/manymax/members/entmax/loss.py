@@ -147,14 +147,14 @@ def potential(
     return value, maximum
 
 
-def read_alpha(alpha: float | Tensor, scores: Tensor) -> Tensor:
-    """Alpha as a tensor that is () or broadcasts against (..., 1); raises outside of [1, 2]."""
+def read_alpha(alpha: float | Tensor, scores: Tensor | None = None) -> Tensor:
+    """Alpha as a tensor that is () or broadcasts against (..., 1) for scores (..., C); raises outside of [1, 2]."""
     if not isinstance(alpha, Tensor):
         _check_number(alpha)
         return torch.tensor(float(alpha), dtype=torch.float64)
     if not alpha.is_floating_point():
         raise ArgumentTypeError(f"`alpha` must be a number or a float tensor; got dtype {alpha.dtype}.")
-    if alpha.ndim:
+    if alpha.ndim and scores is not None:
         batch = scores.shape[:-1]
         if alpha.ndim > scores.ndim or alpha.shape[-1] != 1 or not _broadcasts(alpha.shape[:-1], batch):
             raise ArgumentError(

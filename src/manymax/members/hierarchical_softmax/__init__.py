@@ -1,6 +1,10 @@
 """Hierarchical softmax: everything about this member."""
 
 from manymax.engine.member import Member
+from manymax.members.hierarchical_softmax.head import (
+    LinearHierarchicalSoftmaxLoss,
+    linear_hierarchical_softmax_loss,
+)
 from manymax.members.hierarchical_softmax.loss import (
     FACTS,
     FORMULAS,
@@ -19,6 +23,10 @@ MEMBER = Member(
     formulas=FORMULAS,
     facts=FACTS,
     unsharded="its vectors stand at the nodes of a tree, and every path begins at the same few of them",
+    head=LinearHierarchicalSoftmaxLoss,
+    head_function=linear_hierarchical_softmax_loss,
     cost=cost,
     reference="Morin and Bengio, AISTATS 2005; on Huffman's tree: Mikolov et al., NeurIPS 2013",
 )
+
+LinearHierarchicalSoftmaxLoss.member = MEMBER

@@ -16,6 +16,7 @@ Sutskever, Chen, Corrado, Dean, "Distributed representations of words and phrase
 from __future__ import annotations
 
 import math
+import warnings
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from manymax.engine.cost import FLOAT, PER_STEP, Cost, Shape, Work, gather
 from manymax.engine.member import Fact, Facts, Formulas
 from manymax.engine.module import ExactLoss
-from manymax.engine.target import Target, check_options, read_target, row_losses
+from manymax.engine.target import Form, Target, check_options, read_target, row_losses
 from manymax.errors import ArgumentError, ArgumentTypeError
 from manymax.ops.checks import check_scores, full_precision, learned, visible, working
 from manymax.ops.divergences import kl
@@ -48,7 +49,8 @@ def hierarchical_softmax_loss(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
     multilabel: str = "sum",
-    sparse: bool = False,
+    sparse_grad: bool = False,
+    sparse: bool | None = None,
 ) -> Tensor:
     """Hierarchical softmax, -log P(y) = sum over the path of y of softplus(-b s_n), s_n = <x, v_n> + b_n.
 
@@ -61,8 +63,8 @@ def hierarchical_softmax_loss(
         node_bias: (M,) or (E,), b.
         weight, ignore_index, reduction, label_smoothing: as in `softmax_loss`.
         multilabel: "sum" over positives, or "normalized", that divided by |t|.
-        sparse: row-sparse gradients of `node_vectors` and `node_bias`, for optimizers that take them; without
-            smoothing, and not differentiable twice.
+        sparse_grad: row-sparse gradients of `node_vectors` and `node_bias`, for optimizers that take them; without
+            smoothing, and not differentiable twice. Its old name, `sparse`, still works, with a warning.
 
     Returns:
         A scalar, or (...) for `reduction="none"`, in the dtype of the arguments (float32 under autocast).
@@ -79,16 +81,17 @@ def hierarchical_softmax_loss(
         tensor([1.3863, 1.3863, 0.6931])
     """
     check_options(reduction, label_smoothing, multilabel)
-    if sparse and label_smoothing > 0:
+    sparse_grad = _renamed(sparse_grad, sparse)
+    if sparse_grad and label_smoothing > 0:
         raise ArgumentError(
-            f"`label_smoothing` must be 0 with `sparse=True`; got {label_smoothing}. Smoothing touches all classes, so"
-            " that no row of the gradient is zero."
+            f"`label_smoothing` must be 0 with `sparse_grad=True`; got {label_smoothing}. Smoothing touches all"
+            " classes, so that no row of the gradient is zero."
         )
-    rows, model, dtype = _read(input, node_vectors, tree, node_bias, sparse)
+    rows, model, dtype = _read(input, node_vectors, tree, node_bias, sparse_grad)
     with full_precision(rows):
         batch = input.shape[:-1]
         read = read_target(
-            rows.new_zeros(()).expand(*batch, tree.num_classes), target, weight, ignore_index, multilabel
+            Form((*batch, tree.num_classes), rows.dtype, rows.device), target, weight, ignore_index, multilabel
         )
         total = read.weights.sum(-1)
         if label_smoothing > 0 or _fuller_than_paths(model, read) or (read.ids is None and learned(read.weights)):
@@ -162,6 +165,14 @@ def _read(
     return rows, TreeModel(tree, node_vectors, node_bias, sparse), dtype
 
 
+def _renamed(sparse_grad: bool, sparse: bool | None) -> bool:
+    """`sparse_grad`, or what was given under its old name."""
+    if sparse is None:
+        return sparse_grad
+    warnings.warn("`sparse` is called `sparse_grad` now.", DeprecationWarning, stacklevel=3)
+    return sparse
+
+
 def check_tree(tree: object) -> None:
     """Raise unless `tree` is a tree."""
     if not isinstance(tree, ClassTree):
@@ -218,8 +229,8 @@ class HierarchicalSoftmaxLoss(ExactLoss):
         in_features: d.
         tree: over C classes, `HuffmanTree(counts)` or `ClassTree.from_paths(paths)`.
         bias: give each node vector a bias.
-        sparse: row-sparse gradients, for `torch.optim.SparseAdam` and SGD: a step then costs what the paths cost,
-            whatever the number of classes.
+        sparse_grad: row-sparse gradients, for `torch.optim.SparseAdam` and SGD: a step then costs what the paths cost,
+            whatever the number of classes. Its old name, `sparse`, still works, with a warning.
         weight, ignore_index, reduction, label_smoothing, multilabel: as in `hierarchical_softmax_loss`.
         device, dtype: of the node vectors.
 
@@ -240,7 +251,8 @@ class HierarchicalSoftmaxLoss(ExactLoss):
         tree: ClassTree,
         *,
         bias: bool = False,
-        sparse: bool = False,
+        sparse_grad: bool = False,
+        sparse: bool | None = None,
         weight: Tensor | None = None,
         ignore_index: int = -100,
         reduction: str = "mean",
@@ -259,7 +271,7 @@ class HierarchicalSoftmaxLoss(ExactLoss):
         check_tree(tree)
         if not isinstance(in_features, int) or in_features < 1:
             raise ArgumentError(f"`in_features` must be a positive integer; got {in_features!r}.")
-        self.tree, self.in_features, self.sparse = tree, in_features, sparse
+        self.tree, self.in_features, self.sparse_grad = tree, in_features, _renamed(sparse_grad, sparse)
         shape = (num_vectors(tree), in_features)
         self.node_vectors = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         self.node_bias = nn.Parameter(torch.empty(shape[:1], device=device, dtype=dtype)) if bias else None
@@ -282,7 +294,7 @@ class HierarchicalSoftmaxLoss(ExactLoss):
             target,
             self.tree,
             node_bias=self.node_bias,
-            sparse=self.sparse,
+            sparse_grad=self.sparse_grad,
             **self.options(),
         )
 
@@ -330,7 +342,7 @@ class HierarchicalSoftmaxLoss(ExactLoss):
         return values.view(*batch, k).to(dtype), ids.view(*batch, k)
 
     def extra_repr(self) -> str:
-        bias = f", bias={self.node_bias is not None}, sparse={self.sparse}, "
+        bias = f", bias={self.node_bias is not None}, sparse_grad={self.sparse_grad}, "
         return f"in_features={self.in_features}{bias}{super().extra_repr()}"
 
 

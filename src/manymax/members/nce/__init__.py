@@ -1,8 +1,8 @@
 """Noise contrastive estimation: everything about this member."""
 
 from manymax.engine.cost import FLOAT, sampled_cost, sampled_traffic
-from manymax.engine.member import Member, Takes
-from manymax.members.nce.loss import FACTS, FORMULAS, SETTINGS, NCELoss, nce_loss
+from manymax.engine.member import ONE_DRAW_EACH, Member
+from manymax.members.nce.loss import FACTS, FORMULAS, SETTINGS, NCELoss, nce_kernel, nce_loss
 
 MEMBER = Member(
     name="nce",
@@ -14,7 +14,8 @@ MEMBER = Member(
     formulas=FORMULAS,
     facts=FACTS,
     settings=SETTINGS,
-    takes=Takes(smoothing=False, float_rows=False),
+    takes=ONE_DRAW_EACH,
+    kernel=nce_kernel,
     cost=sampled_cost,
     traffic=sampled_traffic(sums=2, row=2 * FLOAT),
     reference="Gutmann and Hyvarinen, AISTATS 2010",

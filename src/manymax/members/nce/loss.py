@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from manymax.engine.member import Fact, Facts, Formulas, Learned, Setting
-from manymax.engine.sample import HIT_POLICIES, read_number, read_sample
+from manymax.engine.sample import HIT_POLICIES, DrawnKernel, Sample, read_number, read_sample
 from manymax.errors import ArgumentError, check_choice
 from manymax.ops.divergences import jensen_shannon
 from manymax.ops.reduction import REDUCTIONS, reduce
@@ -63,13 +63,23 @@ def nce_loss(
     for name, log_q in (("log_q_positive", log_q_positive), ("log_q_negative", log_q_negative)):
         if log_q is None:
             raise ArgumentError(f"`{name}` must be given: NCE needs to know its noise. Pass -log(C) if it is uniform.")
-    sample = read_sample(positive, negative, log_q_positive, log_q_negative, hits, hit_policy)
-    shift = read_number("log_z", log_z, sample.positive, tuple(sample.positive.shape))
-    shift = shift + math.log(sample.num_negatives)
-    positive_logits = sample.positive - sample.log_q_positive - shift
-    noise_logits = sample.negative - sample.log_q_negative - shift.unsqueeze(-1)
-    rows = _softplus(-positive_logits) + _softplus(noise_logits).sum(-1)
-    return reduce(rows, torch.ones_like(rows), reduction).to(sample.dtype)
+    sample, dtype = read_sample(positive, negative, log_q_positive, log_q_negative, hits, hit_policy)
+    rows = nce_kernel(hit_policy, log_z).rows(sample)
+    return reduce(rows, torch.ones_like(rows), reduction).to(dtype)
+
+
+def nce_kernel(hit_policy: str = "keep", log_z: float | Tensor = 0.0) -> DrawnKernel:
+    """The kernel of NCE: softplus(-d_y) + sum_j softplus(d_j), d = s - log Z0 - log(k q)."""
+
+    def rows(sample: Sample) -> Tensor:
+        ranks = sample.ranks
+        shift = read_number("log_z", log_z, sample.positive, tuple(sample.positive.shape))
+        shift = shift + math.log(sample.num_negatives)
+        positive_logits = sample.positive - sample.log_q_positive - shift
+        noise_logits = sample.negative - sample.log_q_negative - ranks.spread(shift).unsqueeze(-1)
+        return _softplus(-positive_logits) + ranks.total(_softplus(noise_logits).sum(-1))
+
+    return DrawnKernel(rows, masks_hits=hit_policy == "mask")
 
 
 def _softplus(values: Tensor) -> Tensor:
@@ -186,6 +196,7 @@ SETTINGS = (
         float,
         None,
         "Of NCE: assumed log partition, else that of scores 0: log C.",
+        start=math.log,
         learned=Learned(raw=float, value=lambda raw: raw, key="log_z"),
     ),
 )

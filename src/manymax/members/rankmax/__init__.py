@@ -1,8 +1,8 @@
 """Rankmax: everything about this member."""
 
-from manymax.engine.member import Member, Takes
-from manymax.members.rankmax.kernel import COST, TRAFFIC
-from manymax.members.rankmax.loss import FACTS, FORMULAS, RankmaxLoss, rankmax, rankmax_loss
+from manymax.engine.member import Member
+from manymax.members.rankmax.kernel import COST, TRAFFIC, rankmax_kernel
+from manymax.members.rankmax.loss import FACTS, FORMULAS, TAKES, RankmaxLoss, rankmax, rankmax_loss
 
 MEMBER = Member(
     name="rankmax",
@@ -13,10 +13,11 @@ MEMBER = Member(
     module=RankmaxLoss,
     formulas=FORMULAS,
     facts=FACTS,
-    takes=Takes(smoothing=False, float_rows=False),
+    takes=TAKES,
     needs_label=True,
     sparse=True,
     native=True,
+    kernel=rankmax_kernel,
     cost=COST,
     traffic=TRAFFIC,
     reference="Kong, Krichene, Mayoraz, Rendle, Zhang, NeurIPS 2020",

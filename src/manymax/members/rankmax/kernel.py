@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -10,56 +11,62 @@ from torch import Tensor
 from manymax.engine import native
 from manymax.engine.blocks import PIECE, Block, Dense, Kernel, Result, Sparse, merged
 from manymax.engine.cost import DOUBLE, MARKED, EntryCost, Work, exact_cost, exact_traffic
+from manymax.engine.ranks import Ranks
 from manymax.engine.row_target import RowTarget
 from manymax.errors import ArgumentError
 from manymax.ops import simplex
-from manymax.ops.checks import check_finite
+from manymax.ops.checks import check_finite, visible
 
+SOURCE = Path(__file__).with_name("kernel.cpp")
 MOST_PASSES = 16  # positives of a row; for more, a search for the place of each score is cheaper than a pass each
 
 COST = exact_cost(
     EntryCost(Work(streamed=8), calls=150, plain=5.5, each=True),
     sparse=EntryCost(Work(streamed=3), calls=500, tables=0.1),
 )
+# for each positive its score and weight, then the sum of the violations and their number
 TRAFFIC = exact_traffic(sums=3, row=MARKED, each=4 * DOUBLE)
 
 
 def rankmax_kernel() -> Kernel:
-    """Rankmax: sums over the classes above s_y - 1, one cut for each positive."""
+    """The kernel of the rankmax loss."""
+    return Kernel(block_rankmax)
 
-    def kernel(block: Block) -> Result:
-        target, scores = block.target, block.scores
-        if target.ids is None:
-            target = _listed(target)
-        target, labels = _by_label(target, target.pick(scores))
-        masked = bool((labels == -torch.inf).any())
-        block = replace(block, target=target)
-        if block.compiled and not masked and native.serves(block):
-            _, losses, made = native.run(block, native.RANKMAX, labels)
-            return Result(losses.to(scores.dtype), made)
-        heads = simplex.group_maxima(scores)
-        check_finite(heads.amax(1))
-        if masked:
-            raise ArgumentError("`target` names a class whose score is -inf: a masked class cannot be a positive.")
-        lowest = labels[:, :1]
-        parts, wide = simplex.collect(scores, heads, lowest, lowest, torch.full_like(lowest, -1.0))
-        result = Result(scores.new_zeros(scores.shape[0]))
-        for found in parts:
-            table, part = found.scores.double(), target[found.rows]
-            losses, own = _rankmax_(table, part, labels[found.rows].double())
-            result.losses[found.rows] = losses.to(scores.dtype)
-            if own is not None and part.ids is not None:
-                result.parts.append(_rankmax_entries(part.ids, labels[found.rows], found, table, own))
-        if len(wide):
-            everything = len(wide) == scores.shape[0]
-            table, part = (scores, target) if everything else (scores[wide], target[wide])
-            result.losses[wide], own = _rankmax_(table, part, labels if everything else labels[wide])
-            if own is not None and part.ids is not None:
-                table.scatter_add_(1, part.ids, own)
-                result.parts.append(Dense(table, torch.ones_like(own[:, 0]), None if everything else wide))
-        return result
 
-    return kernel
+def block_rankmax(block: Block) -> Result:
+    """Losses and gradient of a block of scores: a few entries where few classes are above the lowest cut."""
+    if not block.ranks.alone:
+        return _parts_of_rows(block)
+    target, scores = block.target, block.scores
+    if target.ids is None:
+        target = _listed(target)
+    target, labels = _by_label(target, target.pick(scores))
+    masked = bool((labels == -torch.inf).any())
+    block = replace(block, target=target)
+    if not masked and native.serves(block) and native.lists_positives(block):
+        _, losses, made = native.run(block, SOURCE, labels=labels)
+        return Result(losses.to(scores.dtype), made)
+    heads = simplex.group_maxima(scores)
+    check_finite(heads.amax(1))
+    if masked:
+        raise ArgumentError("`target` names a class whose score is -inf: a masked class cannot be a positive.")
+    lowest = labels[:, :1]
+    parts, wide = simplex.collect(scores, heads, lowest, lowest, torch.full_like(lowest, -1.0))
+    result = Result(scores.new_zeros(scores.shape[0]))
+    for found in parts:
+        table, part = found.scores.double(), target[found.rows]
+        losses, own = _rankmax_(table, part, labels[found.rows].double())
+        result.losses[found.rows] = losses.to(scores.dtype)
+        if own is not None and part.ids is not None:
+            result.parts.append(_rankmax_entries(part.ids, labels[found.rows], found, table, own))
+    if len(wide):
+        everything = len(wide) == scores.shape[0]
+        table, part = (scores, target) if everything else (scores[wide], target[wide])
+        result.losses[wide], own = _rankmax_(table, part, labels if everything else labels[wide])
+        if own is not None and part.ids is not None:
+            table.scatter_add_(1, part.ids, own)
+            result.parts.append(Dense(table, torch.ones_like(own[:, 0]), None if everything else wide))
+    return result
 
 
 def _listed(target: RowTarget) -> RowTarget:
@@ -168,3 +175,74 @@ def _sums_by_buckets_(scores: Tensor, labels: Tensor, factors: Tensor | None) ->
 def _from_the_right(buckets: Tensor) -> Tensor:
     """(n, P): the sums over the buckets right of each cut, from (n, P + 1)."""
     return buckets[:, 1:].flip(1).cumsum(1).flip(1)
+
+
+# Several ranks -----------------------------------------------------------------------------------
+
+
+def _parts_of_rows(block: Block) -> Result:
+    """The same where ranks share the classes: the sums of all rows, one exchange, then the gradient."""
+    target, scores, ranks = block.target, block.scores, block.ranks
+    compiled = native.serves(block)
+    heads = None if compiled else simplex.group_maxima(scores)
+    check_finite(ranks.maximum(scores.amax(1) if heads is None else heads.amax(1)))
+    labels, weights = _labels(target, scores, ranks)
+    lowest = labels.amin(1, keepdim=True)
+    cut = torch.full_like(lowest, -1.0)
+    if heads is None:
+        parts, wide = native.collect(scores, block.num_classes, lowest, lowest, cut)
+    else:
+        parts, wide = simplex.collect(scores, heads, lowest, lowest, cut)
+    table = scores if len(wide) == len(scores) else scores[wide]
+    pieces = [(found.rows, found.scores.double()) for found in parts]
+    pieces += [(wide[rows], table[rows]) for rows in simplex.row_blocks(*table.shape)]
+    own = scores.new_zeros(*labels.shape, 2, dtype=torch.float64)
+    for rows, s in pieces:
+        for p in range(labels.shape[1]):
+            u = _violations(s, labels[rows, p])
+            own[rows, p] = torch.stack([u.sum(1), u.sign_().sum(1)], 1).double()
+    sums, sizes = ranks.sum(own).unbind(2)
+    sums = torch.where(weights != 0, sums, 1)
+    result = Result((weights * sums.log()).sum(1).to(scores.dtype))
+    if target.coefficient is None:
+        return result
+    shares = target.coefficient.double().unsqueeze(1) * weights / sums  # (n, P)
+    for rows, s in pieces:
+        _to_gradient_(s, labels[rows], shares[rows])
+    for found, (_, grad) in zip(parts, pieces, strict=False):
+        row, column = (grad != 0).nonzero(as_tuple=True)
+        result.parts.append(Sparse(found.rows[row], found.ids[row, column], grad[row, column].to(scores.dtype)))
+    if len(wide):
+        ones = torch.ones_like(table[:, 0])
+        result.parts.append(Dense(table, ones, None if len(wide) == len(scores) else wide))
+    result.parts.append(_of_positives(target, -shares * sizes))
+    return result
+
+
+def _labels(target: RowTarget, scores: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor]:
+    """The scores of the positives, +inf where there is none, which has no violator; and their weights, (n, P) each."""
+    picked = torch.where(target.weights != 0, target.pick(scores), 0)
+    labels, weights = ranks.sum(torch.stack([picked, target.weights]).double())
+    if visible(labels) and (labels == -torch.inf).any():
+        raise ArgumentError("`target` names a class whose score is -inf: a masked class cannot be a positive.")
+    return torch.where(weights != 0, labels, torch.inf).to(scores.dtype), weights
+
+
+def _violations(scores: Tensor, labels: Tensor) -> Tensor:
+    """u = max(0, s - s_y + 1), (n, K)."""
+    return (scores - labels.to(scores.dtype).unsqueeze(1)).add_(1).clamp_(min=0)
+
+
+def _to_gradient_(scores: Tensor, labels: Tensor, shares: Tensor) -> None:
+    """Overwrite scores (n, K) by sum_p share_p 1[u_p > 0]: the gradient but for the positives' own part."""
+    grad = torch.zeros_like(scores)
+    for p in range(labels.shape[1]):
+        grad.addcmul_(_violations(scores, labels[:, p]).sign_(), shares[:, p, None].to(scores.dtype))
+    scores.copy_(grad)
+
+
+def _of_positives(target: RowTarget, values: Tensor) -> Sparse:
+    """Entries of the positives that this rank has, from values (n, P) of all."""
+    row, position = (target.weights != 0).nonzero(as_tuple=True)
+    ids = row if target.ids is None else target.ids[row, position]
+    return Sparse(row, ids, values[row, position].to(target.weights.dtype))

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manymax.engine.member import Fact, Facts, Formulas
+from manymax.engine.member import Fact, Facts, Formulas, Takes
 from manymax.engine.module import ExactLoss
-from manymax.engine.target import check_options, check_positives, read_target
-from manymax.errors import ArgumentError, ArgumentTypeError
+from manymax.engine.target import Form, check_options, check_positives, read_target
+from manymax.errors import ArgumentError
 from manymax.ops.checks import check_finite, check_scores, learned, visible, working
 from manymax.ops.reduction import reduce
 
@@ -45,8 +45,8 @@ def rankmax(scores: Tensor, target: Tensor, dim: int = -1) -> Tensor:
     """
     check_scores(scores)
     work, dtype = working(scores.movedim(dim, -1))
-    check_target(target)
-    read = read_target(work, target, None, -100)
+    TAKES.check("rankmax", target)
+    read = read_target(Form.of(work), target, None, -100)
     if read.ids is None or target.ndim != work.ndim - 1:
         raise ArgumentError("`target` of the rankmax map must hold one id per row: the map is defined given one label.")
     if visible(read.weights) and not read.weights.all():
@@ -108,18 +108,12 @@ def _all_violations(scores: Tensor) -> Tensor:
     return (prefix.gather(-1, size - 1) - size * (d - 1)).to(scores.dtype)
 
 
-def check_target(target: Tensor, label_smoothing: float = 0.0) -> None:
-    """Refuse float rows and smoothing: each class with a weight would need a sum of its own."""
-    if isinstance(target, Tensor) and target.is_floating_point():
-        raise ArgumentTypeError(
-            "`target` of rankmax must be ids or bool rows; got float rows. Each class with weight needs a sum over all"
-            " classes of its own, so a dense row would cost C^2."
-        )
-    if label_smoothing:
-        raise ArgumentError(
-            f"`label_smoothing` must be 0 for rankmax; got {label_smoothing}. Each smoothed class needs a sum over all"
-            " classes of its own, so smoothing would cost C^2."
-        )
+# Each positive needs a sum over all classes of its own.
+TAKES = Takes(
+    smoothing=False,
+    float_rows=False,
+    why="Each class with weight needs a sum over all classes of its own, so that filled rows would cost C^2.",
+)
 
 
 def rankmax_loss(
@@ -151,10 +145,10 @@ def rankmax_loss(
         tensor(0.9163)
     """
     check_options(reduction, label_smoothing, multilabel)
-    check_target(target, label_smoothing)
+    TAKES.check("rankmax", target, label_smoothing)
     check_scores(scores)
     work, dtype = working(scores)
-    read = read_target(work, target, weight, ignore_index, multilabel)
+    read = read_target(Form.of(work), target, weight, ignore_index, multilabel)
     check_finite(work.amax(-1))
     check_positives(read.pick(work))
     sums = _all_violations(work) if read.ids is None else _Violations.apply(work, read.ids)

@@ -1,7 +1,7 @@
 """RG: everything about this member, its alternating least squares included."""
 
 from manymax.engine.member import Member
-from manymax.members.rg.kernel import cost, traffic
+from manymax.members.rg.kernel import cost, rg_kernel, traffic
 from manymax.members.rg.loss import FACTS, FORMULAS, RGLoss, foundation, rg, rg_loss
 
 MEMBER = Member(
@@ -15,6 +15,7 @@ MEMBER = Member(
     foundation=foundation,
     formulas=FORMULAS,
     facts=FACTS,
+    kernel=rg_kernel,
     cost=cost,
     traffic=traffic,
     reference="Pu et al., ICML 2024",

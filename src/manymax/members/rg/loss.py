@@ -25,7 +25,7 @@ from torch import Tensor
 from manymax.engine.fenchel_young import FenchelYoung
 from manymax.engine.member import Fact, Facts, Formulas
 from manymax.engine.module import ExactLoss
-from manymax.engine.target import check_options, normalized_weights, read_target, row_losses
+from manymax.engine.target import Form, check_options, normalized_weights, read_target, row_losses
 from manymax.errors import ArgumentError, ArgumentTypeError
 from manymax.ops.checks import check_finite, check_scores, full_precision, visible, working
 from manymax.ops.reduction import reduce
@@ -210,7 +210,7 @@ def rg_loss(
     check_options(reduction, label_smoothing, multilabel)
     check_scores(scores)
     work, dtype = working(scores)
-    read = read_target(work, target, weight, ignore_index, multilabel)
+    read = read_target(Form.of(work), target, weight, ignore_index, multilabel)
     value, base = _relative(work)
     rows, total = row_losses(value, work, read, weight, label_smoothing, base.unsqueeze(-1))
     if multilabel == "normalized":

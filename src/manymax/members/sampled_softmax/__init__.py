@@ -1,12 +1,14 @@
 """Sampled softmax: everything about this member."""
 
 from manymax.engine.cost import FLOAT, sampled_cost, sampled_traffic
-from manymax.engine.member import Member, Takes
+from manymax.engine.member import ONE_DRAW_EACH, Member
 from manymax.members.sampled_softmax.loss import (
     FACTS,
     FORMULAS,
     SETTINGS,
     SampledSoftmaxLoss,
+    check_settings,
+    sampled_softmax_kernel,
     sampled_softmax_loss,
 )
 
@@ -21,7 +23,9 @@ MEMBER = Member(
     facts=FACTS,
     settings=SETTINGS,
     examples=({"correction": "logq"}, {"correction": "none"}, {"correction": "partition"}),
-    takes=Takes(smoothing=False, float_rows=False),
+    takes=ONE_DRAW_EACH,
+    kernel=sampled_softmax_kernel,
+    check=check_settings,
     cost=sampled_cost,
     traffic=sampled_traffic(sums=3, row=4 * FLOAT),
     reference="Jean et al., ACL 2015; Ma and Collins, EMNLP 2018",

@@ -29,8 +29,10 @@ from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
 from manymax.engine.member import Fact, Facts, Formulas, Setting
-from manymax.engine.sample import HIT_POLICIES, Sample, read_sample
+from manymax.engine.ranks import Ranks
+from manymax.engine.sample import HIT_POLICIES, DrawnKernel, Sample, read_sample
 from manymax.errors import ArgumentError, check_choice
+from manymax.ops.checks import visible
 from manymax.ops.divergences import chi_square
 from manymax.ops.reduction import REDUCTIONS, reduce
 
@@ -39,43 +41,102 @@ DEBIAS = (None, "delta", "jackknife")
 
 
 def _logits(sample: Sample, correction: str) -> tuple[Tensor, Tensor]:
-    """(c_y (..., 1), c_j (..., k)) up to a constant; masked negatives are at -inf."""
-    positive, negative = sample.positive.unsqueeze(-1), sample.negative
+    """(c_y (...), c_j (..., K)) up to a constant; masked negatives are at -inf."""
+    positive, negative, ranks = sample.positive, sample.negative, sample.ranks
     # an offset of the scores goes first: it would cost the digits of log q
-    offset = torch.maximum(positive, negative.amax(-1, keepdim=True)).detach()
-    positive, negative = positive - offset, negative - offset
+    offset = torch.maximum(positive, negative.amax(-1)) if ranks.alone else positive
+    offset = offset.detach()
+    positive, negative = positive - offset, negative - offset.unsqueeze(-1)
     if correction == "logq":
-        positive, negative = positive - sample.log_q_positive.unsqueeze(-1), negative - sample.log_q_negative
+        positive, negative = positive - sample.log_q_positive, negative - sample.log_q_negative
     elif correction == "partition":
         negative = negative - sample.log_q_negative - math.log(sample.num_negatives)
     return positive, negative
 
 
-def _delta(positive: Tensor, negative: Tensor) -> Tensor:
+def _log_sum(positive: Tensor, negative: Tensor, ranks: Ranks) -> Tensor:
+    """log(exp(c_y) + sum_j exp(c_j)) over all ranks, (...)."""
+    if ranks.alone:
+        return torch.cat([positive.unsqueeze(-1), negative], -1).logsumexp(-1)
+    top = ranks.maximum(torch.maximum(positive.detach(), negative.detach().amax(-1)))
+    if visible(top) and not top.isfinite().all():
+        raise ArgumentError(
+            f"`negative` must hold finite scores, or -inf to mask one; got {top[~top.isfinite()][0].item()}."
+        )
+    total = ranks.total((negative - top.unsqueeze(-1)).exp().sum(-1))
+    return ((positive - top).exp() + total).log() + top
+
+
+def _delta(positive: Tensor, negative: Tensor, sample: Sample) -> Tensor:
     """Var(X) / (2 k Z^2), the curvature bias estimated from the k terms X_j / Z = k softmax(c)_j."""
-    k = negative.shape[-1]
-    ratios = k * torch.softmax(torch.cat([positive, negative], -1), -1)[..., 1:]
-    variance = (ratios - ratios.mean(-1, keepdim=True)).square().sum(-1) / (k - 1)
-    return variance / (2 * k)
+    k, ranks = sample.num_negatives, sample.ranks
+    log_sum = _log_sum(positive, negative, ranks)
+    ratios = k * (negative - ranks.spread(log_sum).unsqueeze(-1)).exp()
+    mean = ranks.total(ratios.sum(-1)) / k
+    difference = _of_own(ratios - ranks.spread(mean).unsqueeze(-1), sample)
+    return ranks.total(difference.square().sum(-1)) / (k - 1) / (2 * k)
 
 
-def _jackknife(positive: Tensor, negative: Tensor) -> Tensor:
+def _jackknife(positive: Tensor, negative: Tensor, sample: Sample) -> Tensor:
     """(k - 1) / k sum_j (log Z - log Z without j): what the jackknife adds to log Z.
 
     The sum without j is the sum of all minus term j, at least half of it, unless j is the largest:
     subtracting a dominant term would leave nothing, so that sum is taken anew.
     """
-    k = negative.shape[-1]
-    negative_without = negative + math.log(k / (k - 1))  # weight 1 / (k - 1) each
-    terms = torch.cat([positive, negative_without], -1)
-    largest = torch.arange(k, device=terms.device) == negative.argmax(-1, keepdim=True)
-    shares = torch.where(largest, 0, torch.softmax(terms, -1)[..., 1:])
-    others = torch.cat([positive, torch.where(largest, -torch.inf, negative_without)], -1)
-    without = torch.where(
-        largest, others.logsumexp(-1, keepdim=True), terms.logsumexp(-1, keepdim=True) + torch.log1p(-shares)
-    )
-    full = torch.logsumexp(torch.cat([positive, negative], -1), -1, keepdim=True)
-    return (k - 1) / k * (full - without).sum(-1)
+    k, ranks = sample.num_negatives, sample.ranks
+    without = negative + math.log(k / (k - 1))  # weight 1 / (k - 1) each
+    largest = _largest(negative, ranks)
+    full, everything = _log_sum(positive, negative, ranks), _log_sum(positive, without, ranks)
+    others = _log_sum(positive, torch.where(largest, -torch.inf, without), ranks)
+    everything_here = ranks.spread(everything).unsqueeze(-1)
+    shares = torch.where(largest, 0, (without - everything_here).exp())
+    left = torch.where(largest, ranks.spread(others).unsqueeze(-1), everything_here + torch.log1p(-shares))
+    differences = _of_own(ranks.spread(full).unsqueeze(-1) - left, sample)
+    return (k - 1) / k * ranks.total(differences.sum(-1))
+
+
+def _largest(negative: Tensor, ranks: Ranks) -> Tensor:
+    """(..., K) where the largest negative of a row stands: one place, on one rank alone."""
+    best, column = negative.detach().max(-1, keepdim=True)
+    largest = torch.arange(negative.shape[-1], device=negative.device) == column
+    if ranks.alone:
+        return largest
+    # among equals the first rank has it
+    owner = -ranks.maximum(torch.where(best == ranks.maximum(best), -float(ranks.rank), -float(ranks.size)))
+    return largest & (owner == ranks.rank)
+
+
+def _of_own(values: Tensor, sample: Sample) -> Tensor:
+    """The values of the negatives that this rank holds, 0 for what only fills up its rows."""
+    return values if sample.own is None else torch.where(sample.own, values, 0)
+
+
+def sampled_softmax_kernel(
+    correction: str = "logq", hit_policy: str | None = None, debias: str | None = None
+) -> DrawnKernel:
+    """The kernel of sampled softmax: log(exp(c_y) + sum_j exp(c_j)) - c_y."""
+
+    def rows(sample: Sample) -> Tensor:
+        positive, negative = _logits(sample, correction)
+        if sample.ranks.alone:
+            losses = -log_softmax(torch.cat([positive.unsqueeze(-1), negative], -1), -1)[..., 0]
+        else:
+            losses = _log_sum(positive, negative, sample.ranks) - positive
+        if debias is None:
+            return losses
+        added = _delta if debias == "delta" else _jackknife
+        return losses + added(positive.double(), negative.double(), sample).to(losses.dtype)  # differences of sums
+
+    policy = hit_policy or ("mask" if correction == "partition" else "keep")
+    needs_log_q = "correction='partition'" if correction == "partition" else None
+    return DrawnKernel(rows, masks_hits=policy == "mask", needs_log_q=needs_log_q)
+
+
+def check_settings(correction: str, hit_policy: str | None, debias: str | None, num_negatives: int | None) -> None:
+    """Raise where settings do not go together, whatever the scores are."""
+    _check_debias(debias, correction)
+    if debias is not None and num_negatives is not None and num_negatives < 2:
+        raise ArgumentError(f"`num_negatives` must be at least 2 for `debias={debias!r}`; got {num_negatives}.")
 
 
 def sampled_softmax_loss(
@@ -127,14 +188,11 @@ def sampled_softmax_loss(
     if correction == "partition" and log_q_negative is None:
         raise ArgumentError("`correction='partition'` needs `log_q_negative`; pass -log(C) for a uniform proposal.")
     policy = ("mask" if correction == "partition" else "keep") if hit_policy is None else hit_policy
-    sample = read_sample(positive, negative, log_q_positive, log_q_negative, hits, policy)
+    sample, dtype = read_sample(positive, negative, log_q_positive, log_q_negative, hits, policy)
     if debias is not None and sample.num_negatives < 2:
         raise ArgumentError(f"`negative` must hold at least 2 negatives for `debias={debias!r}`; got 1.")
-    pos, neg = _logits(sample, correction)
-    rows = -log_softmax(torch.cat([pos, neg], -1), -1)[..., 0]
-    if debias is not None:  # small differences of large sums: in float64
-        rows = rows + (_delta if debias == "delta" else _jackknife)(pos.double(), neg.double()).to(rows.dtype)
-    return reduce(rows, torch.ones_like(rows), reduction).to(sample.dtype)
+    rows = sampled_softmax_kernel(correction, hit_policy, debias).rows(sample)
+    return reduce(rows, torch.ones_like(rows), reduction).to(dtype)
 
 
 def _check_debias(debias: str | None, correction: str) -> None:

@@ -1,7 +1,7 @@
 """Softmax cross entropy: everything about this member."""
 
 from manymax.engine.member import Member
-from manymax.members.softmax.kernel import COST, TRAFFIC
+from manymax.members.softmax.kernel import COST, TRAFFIC, softmax_kernel
 from manymax.members.softmax.loss import FACTS, FORMULAS, SoftmaxLoss, foundation, softmax, softmax_loss
 
 MEMBER = Member(
@@ -14,6 +14,7 @@ MEMBER = Member(
     foundation=foundation,
     formulas=FORMULAS,
     facts=FACTS,
+    kernel=softmax_kernel,
     cost=COST,
     traffic=TRAFFIC,
     reference="Bridle 1990; as a Fenchel-Young loss: Blondel, Martins, Niculae, JMLR 2020",

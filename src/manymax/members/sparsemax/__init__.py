@@ -2,6 +2,7 @@
 
 from manymax.engine.member import Member
 from manymax.members.entmax.kernel import COST, TRAFFIC
+from manymax.members.sparsemax.kernel import sparsemax_kernel
 from manymax.members.sparsemax.loss import FACTS, FORMULAS, SparsemaxLoss, foundation, sparsemax, sparsemax_loss
 
 MEMBER = Member(
@@ -16,6 +17,7 @@ MEMBER = Member(
     facts=FACTS,
     sparse=True,
     native=True,
+    kernel=sparsemax_kernel,
     cost=COST,
     traffic=TRAFFIC,
     reference="Martins and Astudillo, ICML 2016",

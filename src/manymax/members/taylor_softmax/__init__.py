@@ -1,7 +1,7 @@
 """Taylor-softmax: everything about this member."""
 
 from manymax.engine.member import Member
-from manymax.members.taylor_softmax.kernel import COST, TRAFFIC
+from manymax.members.taylor_softmax.kernel import COST, TRAFFIC, taylor_kernel
 from manymax.members.taylor_softmax.loss import (
     FACTS,
     FORMULAS,
@@ -24,6 +24,7 @@ MEMBER = Member(
     settings=SETTINGS,
     examples=({"order": 2}, {"order": 4}),
     ranking_key=ranking_key,
+    kernel=taylor_kernel,
     cost=COST,
     traffic=TRAFFIC,
     reference="de Brebisson and Vincent, ICLR 2016; Banerjee et al. 2020",

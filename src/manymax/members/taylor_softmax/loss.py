@@ -21,7 +21,7 @@ from torch import Tensor
 
 from manymax.engine.member import Fact, Facts, Formulas, Setting
 from manymax.engine.module import ExactLoss
-from manymax.engine.target import check_options, read_target, row_losses
+from manymax.engine.target import Form, check_options, read_target, row_losses
 from manymax.errors import ArgumentError
 from manymax.ops.checks import check_finite, check_scores, visible, working
 from manymax.ops.reduction import reduce
@@ -117,7 +117,7 @@ def taylor_softmax_loss(
     check_options(reduction, label_smoothing, multilabel)
     check_scores(scores)
     work, dtype = working(scores)
-    read = read_target(work, target, weight, ignore_index, multilabel)
+    read = read_target(Form.of(work), target, weight, ignore_index, multilabel)
     terms = _terms(work, order)
     log_terms = torch.where(terms > 0, torch.where(terms > 0, terms, 1).log(), -torch.inf)
     rows, total = row_losses(terms.sum(-1).log(), log_terms, read, weight, label_smoothing)

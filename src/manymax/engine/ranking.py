@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from manymax.engine.linear import Options, check_linear
-from manymax.engine.options import PAD, read_options
+from manymax.engine.linear import check_linear
+from manymax.engine.options import PAD, Options, read_options
 from manymax.errors import ArgumentError, ArgumentTypeError
 from manymax.ops.checks import working
 from manymax.ops.simplex import GROUP

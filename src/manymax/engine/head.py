@@ -1,0 +1,106 @@
+"""The interface of every head: `head(input, target, linear_weight=None)`, `scores` and `topk`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from manymax.engine.linear import Call
+from manymax.engine.member import Member
+from manymax.engine.options import ALL_OPTIONS
+from manymax.engine.ranking import linear_scores, linear_topk
+from manymax.engine.ranks import Shards
+from manymax.engine.target import Target
+from manymax.errors import ArgumentError, ArgumentTypeError
+
+
+class LinearHead(nn.Module):
+    """What a training loop calls without knowing which loss it has.
+
+    A head that is built from a member's kernel splits a call in two, for one rank and for many alike: `read`, which
+    checks the arguments without any exchange, and `compute`.
+
+    Args:
+        in_features: d, or None for a head without class vectors of its own, which then gets them in every call.
+        num_classes: C.
+        bias: whether the own class vectors have a bias.
+        device, dtype: of the class vectors.
+    """
+
+    member: ClassVar[Member]  # whose loss it is
+    honours: ClassVar[frozenset[str]] = ALL_OPTIONS  # the options that have an effect on it
+    takes_class_vectors: ClassVar[bool] = True  # whether it can use vectors that are kept elsewhere
+
+    def __init__(
+        self,
+        in_features: int | None,
+        num_classes: int,
+        *,
+        bias: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if num_classes < 1:
+            raise ArgumentError(f"`num_classes` must be at least 1; got {num_classes}.")
+        if in_features is None and bias:
+            raise ArgumentError("`bias` needs class vectors of the head's own: give `in_features`, or `bias=False`.")
+        self.num_classes = num_classes
+        self.linear = (
+            None if in_features is None else nn.Linear(in_features, num_classes, bias=bias, device=device, dtype=dtype)
+        )
+
+    def vectors(self, linear_weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The class vectors and bias to use: the given ones, or the head's own."""
+        if linear_weight is not None:
+            if not isinstance(linear_weight, Tensor):
+                raise ArgumentTypeError(f"`linear_weight` must be a tensor; got {type(linear_weight).__name__}.")
+            if linear_weight.shape[:1] != (self.num_classes,):
+                raise ArgumentError(
+                    f"`linear_weight` must have {self.num_classes} rows; got shape {tuple(linear_weight.shape)}."
+                )
+            return linear_weight, None
+        if self.linear is None:
+            raise ArgumentError("this head was built without class vectors (`in_features=None`): pass `linear_weight`.")
+        return self.linear.weight, self.linear.bias
+
+    def read(
+        self, input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, target: Tensor | Target, shards: Shards
+    ) -> Call:
+        """A call with the class vectors of one rank, read and checked there."""
+        raise ArgumentError(f"{type(self).__name__} has no class vectors to be split over ranks.")
+
+    def compute(self, call: Call) -> Tensor:
+        """The loss of a call, the same on every rank."""
+        raise ArgumentError(f"{type(self).__name__} has no class vectors to be split over ranks.")
+
+    def scores(self, input: Tensor, linear_weight: Tensor | None = None) -> Tensor:
+        """The scores of all classes, (..., C), without gradients."""
+        weight, bias = self.vectors(linear_weight)
+        return linear_scores(input, weight, bias)
+
+    def topk(
+        self, input: Tensor, k: int, linear_weight: Tensor | None = None, exclude: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Scores and ids of the k best classes of each query, (..., k) each; see `linear_topk`.
+
+        Instead of scores log p up to a constant, where p does not keep their order.
+        """
+        weight, bias = self.vectors(linear_weight)
+        return linear_topk(input, weight, k, linear_bias=bias, exclude=exclude, key=self.ranking_key)
+
+    def settings(self) -> dict[str, Any]:
+        """The member's own settings, as keyword arguments of its kernel."""
+        return {}
+
+    @property
+    def ranking_key(self) -> Callable[[Tensor], Tensor] | None:
+        """From scores to what classes are ranked by; None where that is the scores."""
+        return None
+
+    def extra_repr(self) -> str:
+        """What the printed module shows."""
+        return f"num_classes={self.num_classes}"

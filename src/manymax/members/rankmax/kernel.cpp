@@ -1,0 +1,143 @@
+// Rankmax of rows of scores: sums over the classes above s_p - 1, one cut for each positive. See engine/rows.h.
+
+#include "rows.h"
+
+namespace {
+
+constexpr int64_t PASSES = 32;  // positives of a row; for more, a search for the place of each score costs less
+
+// The scores s - lowest of a piece among sorted cuts, which are filled up with +inf to one less than a power of two: how
+// many of them are below each score. Without branches, which no processor would foresee.
+template <typename T>
+void search(const std::vector<double>& cuts, const T* s, T lowest, int64_t n, int32_t* place) {
+  std::fill(place, place + n, 0);
+  const double* const first = cuts.data();
+  for (auto step = static_cast<int32_t>(cuts.size() + 1) / 2; step > 0; step /= 2) {
+#pragma omp simd
+    for (int64_t c = 0; c < n; ++c)
+      place[c] += first[place[c] + step - 1] < static_cast<double>(s[c] - lowest) ? step : 0;
+  }
+}
+
+// The labels are sorted, lowest first; +inf stands for no positive. Above the cut s_p - 1 of positive p are sizes[p]
+// classes, at distances from it whose sum is sums[p].
+template <typename T>
+void rankmax_row(const Batch<T>& b, const T* labels, int64_t r, Row<T>& row) {
+  std::vector<double>& values = row.values;
+  T* const s = row.scores;
+  const int64_t classes = row.classes;
+  b.maximum[r] = maximum(s, classes);
+  b.value[r] = 0;
+  b.count[r] = 0;
+  int64_t n = 0;
+  while (n < b.positives && labels[n] < std::numeric_limits<T>::infinity()) ++n;
+  if (!std::isfinite(b.maximum[r]) || n == 0) return;
+  const T lowest = labels[0];
+  const bool few = (row.above(lowest, T(-1)) + n) * SPARSE <= classes, passes = !few && n <= PASSES;
+  std::vector<double> sizes(n + 1, 0), sums(n + 1, 0), shares(n + 1, 0), cuts;
+  int32_t place[PIECE];
+  if (passes) {
+    for (int64_t start = 0; start < classes; start += PIECE) {
+      const int64_t end = std::min(classes, start + PIECE);
+      for (int64_t p = 0; p < n; ++p) {
+        const T label = labels[p];
+        T sum = 0;
+        int32_t size = 0;
+#pragma omp simd reduction(+ : sum, size)
+        for (int64_t c = start; c < end; ++c) {
+          const T u = s[c] - label + 1;
+          sum += u > 0 ? u : 0;
+          size += u > 0;
+        }
+        sizes[p] += size;
+        sums[p] += sum;
+      }
+    }
+  } else {
+    int64_t filled = 1;
+    while (filled <= n) filled *= 2;
+    cuts.assign(filled - 1, std::numeric_limits<double>::infinity());
+    for (int64_t p = 0; p < n; ++p) cuts[p] = static_cast<double>(labels[p] - lowest) - 1;
+    const auto count = [&](double d, int32_t above) {  // by the number of cuts below
+      sizes[above] += 1;
+      sums[above] += d;
+    };
+    if (few) {
+      row.gather(lowest, T(-1));
+      row.places.resize(row.found.size());
+      search(cuts, row.found.data(), T(0), static_cast<int64_t>(row.found.size()), row.places.data());
+      for (size_t k = 0; k < row.found.size(); ++k) count(row.found[k], row.places[k]);
+    } else {
+      for (int64_t start = 0; start < classes; start += PIECE) {
+        const int64_t size = std::min(classes - start, PIECE);
+        search(cuts, s + start, lowest, size, place);
+        for (int64_t c = 0; c < size; ++c)
+          if (place[c] > 0) count(s[start + c] - lowest, place[c]);
+      }
+    }
+    for (int64_t p = n - 1; p > 0; --p) {
+      sizes[p] += sizes[p + 1];
+      sums[p] += sums[p + 1];
+    }
+    for (int64_t p = 0; p < n; ++p) {
+      sizes[p] = sizes[p + 1];
+      sums[p] = sums[p + 1] - sizes[p] * cuts[p];
+    }
+  }
+  const int64_t* ids = b.ids + r * b.positives;
+  const T* weights = b.weights + r * b.positives;
+  std::vector<double> own(n);
+  for (int64_t p = 0; p < n; ++p) {
+    const double sum = std::max(1.0, sums[p]);
+    b.value[r] += weights[p] * std::log(sum);
+    if (!b.coefficient) continue;
+    shares[p + 1] = static_cast<double>(b.coefficient[r]) * weights[p] / sum;
+    own[p] = -shares[p + 1] * sizes[p];
+  }
+  if (!b.coefficient) return;
+  if (passes) {
+    for (int64_t start = 0; start < classes; start += PIECE) {
+      const int64_t size = std::min(classes - start, PIECE);
+      T gradient[PIECE] = {};
+      for (int64_t p = 0; p < n; ++p) {
+        const T label = labels[p], share = static_cast<T>(shares[p + 1]);
+#pragma omp simd
+        for (int64_t c = 0; c < size; ++c) gradient[c] += s[start + c] - label + 1 > 0 ? share : 0;
+      }
+      std::copy(gradient, gradient + size, s + start);
+    }
+  } else {
+    for (int64_t p = 1; p <= n; ++p) shares[p] += shares[p - 1];  // now by the number of cuts below
+    if (few) {
+      values.clear();
+      for (const int32_t above : row.places) values.push_back(shares[above]);
+      for (int64_t p = 0; p < n; ++p) {
+        values.push_back(own[p]);
+        row.at.push_back(static_cast<int32_t>(ids[p]));
+      }
+      row.keep(values, b.count + r);
+      return;
+    }
+    for (int64_t start = 0; start < classes; start += PIECE) {
+      const int64_t size = std::min(classes - start, PIECE);
+      search(cuts, s + start, lowest, size, place);
+      for (int64_t c = 0; c < size; ++c) s[start + c] = static_cast<T>(shares[place[c]]);
+    }
+  }
+  for (int64_t p = 0; p < n; ++p) s[ids[p]] += static_cast<T>(own[p]);
+  b.count[r] = -1;
+}
+
+}  // namespace
+
+#define EXPORT(T, SUFFIX)                                                                                              \
+  extern "C" void rows_##SUFFIX(T* scores, int64_t n, int64_t stride, int64_t classes, const int64_t* ids,            \
+                                const T* weights, int64_t positives, const T* total, const T* coefficient, T* top,    \
+                                double* value, int64_t* count, const T* labels, int, int threads) {                   \
+    const Batch<T> b{scores, n, stride, classes, ids, weights, positives, total, coefficient, top, value, count};     \
+    for_rows(scores, n, stride, classes, threads,                                                                     \
+             [&](int64_t r, Row<T>& row) { rankmax_row(b, labels + r * positives, r, row); });                        \
+  }
+
+EXPORT(float, float32)
+EXPORT(double, float64)
