@@ -22,7 +22,7 @@ def row(table: Table, *heads: str) -> tuple[Cell, ...]:
     return cells
 
 
-def test_the_layout_of_the_paper(tmp_path: Path) -> None:
+def test_the_layout_of_results(tmp_path: Path) -> None:
     grid(tmp_path, losses=("softmax", "sparsemax"), data=("ml-1m", "gowalla"), lr=(1e-3, 1e-4), seed=(0, 1))
     write_run(tmp_path, loss="rg", solver="als", data="ml-1m", quality=0.9)
     table = tables.results(made(tmp_path), "mf")
@@ -61,38 +61,6 @@ def test_less_regret_is_better(tmp_path: Path) -> None:
     table = tables.results(made(tmp_path), "mf")
     assert row(table, "nce", "regret@20")[0].overall
     assert not row(table, "softmax", "regret@20")[0].overall
-
-
-def test_the_papers_numbers_stand_beside_ours(tmp_path: Path) -> None:
-    write_run(tmp_path, loss="softmax", data="ml-1m", lr=1e-3)
-    write_run(tmp_path, loss="softmax", data="planted")
-    write_run(tmp_path, loss="entmax", data="ml-1m", alpha=1.2)  # the paper has 1.5 alone
-    write_run(tmp_path, loss="nce", data="ml-1m", num_negatives=50, lr=1e-4)
-    write_run(tmp_path, loss="nce", data="gowalla", sampler="dns")
-    write_run(tmp_path, loss="nce", data="electronics", sampler="dns", pool=50)
-    write_run(tmp_path, loss="rg", data="ml-1m")
-    write_run(tmp_path, loss="rg", data="ml-1m", solver="als")
-    found = {
-        names[:3]: cells[1].value for names, cells in tables.against_the_paper(made(tmp_path)).rows if "N@20" in names
-    }
-    assert found == {
-        ("ml-1m", "mf", "softmax"): 0.2661,
-        ("ml-1m", "mf", "nce"): 0.2409,
-        ("gowalla", "mf", "nce"): 0.0599,
-        ("ml-1m", "mf", "rg (solver=als)"): 0.2785,
-    }
-    assert row(tables.results(made(tmp_path), "mf"), "softmax", "N@20")[-1].value is not None
-    softmax = next(t for t in made(tmp_path) if t.data == "ml-1m" and t.loss == "softmax")
-    ours, paper, difference, _ = next(
-        cells for names, cells in tables.against_the_paper([softmax]).rows if "N@20" in names
-    )
-    assert difference.value == pytest.approx(100 * (ours.value / paper.value - 1))
-
-
-def test_a_doubtful_number_says_so(tmp_path: Path) -> None:
-    write_run(tmp_path, loss="nce", data="gowalla", lr=1e-2)  # no printed rate: the tables of k and proposals count
-    (cells,) = [cells for names, cells in tables.against_the_paper(made(tmp_path)).rows if "N@20" in names]
-    assert cells[1].value == 0.0518
 
 
 def test_sweeps(tmp_path: Path) -> None:

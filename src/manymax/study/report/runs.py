@@ -30,8 +30,8 @@ BESIDE = ("bpr", "bce")  # not of the family
 
 WATCHED = ("epochs", "patience", "eval_every")  # how long a run goes and how often one looks, not what is trained
 HISTORIES = ("sasrec",)  # backbones whose batches are of sequences
-BATCHES = ("pairs", "chunks", "users")  # ways to make them, the paper's first
 LATER = {"computation": "blocks"}  # options that came after the first records were kept
+FIRST_BATCHES = "pairs"  # how batches were made before that was an option
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,7 +175,7 @@ class Trial:
     def batches(self) -> str | None:
         """How its batches were made; None where there are none, or none of pairs."""
         made = self.lr is not None and self.backbone not in HISTORIES
-        return self.settings.get("batches", BATCHES[0]) if made else None
+        return self.settings.get("batches", FIRST_BATCHES) if made else None
 
     def values(self, metric: str, part: str = "test") -> list[float]:
         """The metric of each run that has it."""
@@ -202,15 +202,6 @@ class Trial:
         length = min((len(curve["epoch"]) for curve in curves), default=0)
         names = [name for name in (curves[0] if curves else ()) if all(name in curve for curve in curves)]
         return {name: np.mean([curve[name][:length] for curve in curves], axis=0) for name in names} if length else {}
-
-
-def remoteness(batches: str | None) -> int:
-    """How far a way to make batches is from the paper's: it makes them of pairs.
-
-    >>> remoteness("pairs"), remoteness("users"), remoteness(None)
-    (0, 2, 0)
-    """
-    return BATCHES.index(batches) if batches in BATCHES else 0
 
 
 def order(loss: str) -> int:

@@ -10,21 +10,20 @@ from typing import Any, Literal
 
 import numpy as np
 
-from manymax.paper.printed import printed
 from manymax.study.report.formats import Cell, Table
 from manymax.study.report.runs import Run, Study, Trial, chosen, described, lower_is_better, metrics, natural, order
+from manymax.study.report.sections import Published
 from manymax.study.report.significance import LEVEL, compare, holm
 
 EMPTY = Cell(text="")
 POPULARITY = "popularity"
 SHORT = {"ndcg": "N", "precision": "P", "recall": "R"}
 MARKS = "Bold: the best of a method over its learning rates. Blue: the best of a data set. "
-PRINTED = "Small or in brackets: what the paper prints."
 NEAR = 0.95  # of the best validation value: when a run counts as having arrived
 
 
 def short(metric: str) -> str:
-    """A metric as the paper writes it.
+    """A metric as a heading.
 
     >>> short("ndcg@20"), short("regret@20")
     ('N@20', 'regret@20')
@@ -43,24 +42,27 @@ def better(metric: str, first: float, second: float) -> bool:
     return first < second if lower_is_better(metric) else first > second
 
 
-def results(trials: Sequence[Trial], backbone: str) -> Table:
-    """The paper's layout for one backbone: a row a method and metric, a column a data set and learning rate."""
+def results(trials: Sequence[Trial], backbone: str, published: Published | None = None) -> Table:
+    """The results of one backbone: a row per method and metric, a column per data set and learning rate."""
     here = [trial for trial in trials if trial.backbone == backbone]
     names, rates, labels = metrics(here), _rates(here), _labels(here)
-    blocks = {(data, metric): _block(here, data, rates[data], labels, metric) for data in rates for metric in names}
+    blocks = {
+        (data, metric): _block(here, data, rates[data], labels, metric, published) for data in rates for metric in names
+    }
     rows = [
         ((label, short(metric)), tuple(cell for data in rates for cell in blocks[data, metric][label]))
         for label in [*labels, POPULARITY]
         for metric in names
         if any(cell.value is not None for data in rates for cell in blocks[data, metric][label])
     ]
+    noted = published.note if published is not None and any(cell.paper for _, cells in rows for cell in cells) else ""
     return Table(
         name=f"results_{backbone}",
         title=f"Results on the test part: {backbone}",
         heads=("loss", "metric"),
         columns=tuple((data, rate(lr)) for data in rates for lr in rates[data]),
         rows=tuple(rows),
-        note=_seeds(here) + MARKS + (PRINTED if any(cell.paper for _, cells in rows for cell in cells) else ""),
+        note=_seeds(here) + MARKS + noted,
     )
 
 
@@ -72,10 +74,18 @@ def _seeds(trials: Iterable[Trial]) -> str:
 
 
 def _block(
-    trials: Sequence[Trial], data: str, rates: Sequence[float | None], labels: Sequence[str], metric: str
+    trials: Sequence[Trial],
+    data: str,
+    rates: Sequence[float | None],
+    labels: Sequence[str],
+    metric: str,
+    published: Published | None,
 ) -> dict[str, list[Cell]]:
     """{label: cells} of one data set and metric, with the best of all marked; popularity stands outside."""
-    lines = {label: _cells(trials, data, rates, label, metric) for label in labels}
+    mine = {
+        label: {trial.lr: trial for trial in trials if (trial.data, trial.label) == (data, label)} for label in labels
+    }
+    lines = {label: _cells(mine[label], rates, metric, published) for label in labels}
     flat = iter(_marked([cell for cells in lines.values() for cell in cells], metric, "overall"))
     block = {label: [next(flat) for _ in cells] for label, cells in lines.items()}
     return block | {POPULARITY: [_popularity(trials, data, metric, len(rates))]}
@@ -94,17 +104,23 @@ def _labels(trials: Iterable[Trial]) -> list[str]:
     return sorted(labels, key=lambda label: (order(labels[label]), natural(label)))
 
 
-def _cells(trials: Sequence[Trial], data: str, rates: Sequence[float | None], label: str, metric: str) -> list[Cell]:
-    mine = {trial.lr: trial for trial in trials if (trial.data, trial.label) == (data, label)}
+def _cells(
+    mine: Mapping[float | None, Trial], rates: Sequence[float | None], metric: str, published: Published | None
+) -> list[Cell]:
+    """The cells of a method's trials by learning rate."""
     if None in mine:  # solved without a learning rate: one number for all of them
-        return [replace(_cell(mine[None], metric), span=len(rates))]
-    cells = [_cell(mine[lr], metric) if lr in mine else EMPTY for lr in rates]
+        return [replace(_beside(mine[None], metric, published), span=len(rates))]
+    cells = [_beside(mine[lr], metric, published) if lr in mine else EMPTY for lr in rates]
     return _marked(cells, metric, "best") if len(mine) > 1 else cells
 
 
-def _cell(trial: Trial, metric: str) -> Cell:
-    number = printed(trial, metric)
-    return replace(_bare(trial, metric), paper=None if number is None else number.value)
+def measured(trial: Trial, metric: str) -> Cell:
+    """The mean of a metric on the test part, with its spread over seeds."""
+    return Cell(trial.mean(metric), trial.spread(metric), text="-")
+
+
+def _beside(trial: Trial, metric: str, published: Published | None) -> Cell:
+    return replace(measured(trial, metric), paper=None if published is None else published.value(trial, metric))
 
 
 def _marked(cells: Sequence[Cell], metric: str, mark: Literal["best", "overall"]) -> list[Cell]:
@@ -121,10 +137,16 @@ def _popularity(trials: Sequence[Trial], data: str, metric: str, span: int) -> C
     return Cell(fmean(values) if values else None, text="-", span=span)
 
 
-def sweep(trials: Sequence[Trial], setting: str, fixed: Mapping[str, Any], title: str) -> Table | None:
+def sweep(
+    trials: Sequence[Trial],
+    setting: str,
+    fixed: Mapping[str, Any],
+    title: str,
+    published: Published | None = None,
+) -> Table | None:
     """One sampled method's metrics over the values of `setting`, the others as `fixed`; None where nothing varies.
 
-    The paper's layout: a row a data set, backbone and loss, a column a metric and value.
+    There is a row per data set, backbone and loss, and a column per metric and value.
     """
     swept = points(trials, setting, fixed)
     values = sorted({value for line in swept.values() for value in line}, key=sortable)
@@ -135,7 +157,7 @@ def sweep(trials: Sequence[Trial], setting: str, fixed: Mapping[str, Any], title
     for heads, line in swept.items():
         cells = []
         for metric in names:
-            row = [_cell(line[value], metric) if value in line else EMPTY for value in values]
+            row = [_beside(line[value], metric, published) if value in line else EMPTY for value in values]
             cells += _marked(row, metric, "best")
         rows.append((heads, tuple(cells)))
     return Table(
@@ -167,31 +189,6 @@ def points(
 def sortable(value: Any) -> tuple[bool, bool, Any]:
     """A key that sorts numbers, then names, the uniform proposal before others."""
     return isinstance(value, str), value != "uniform", value
-
-
-def against_the_paper(trials: Sequence[Trial]) -> Table:
-    """Every number of ours that the paper has a number for, side by side."""
-    rows = []
-    for trial in trials:
-        for metric in metrics([trial]):
-            number, ours = printed(trial, metric), trial.mean(metric)
-            if number is None or ours is None:
-                continue
-            heads = (trial.data, trial.backbone, trial.label, rate(trial.lr), short(metric), number.table)
-            difference = Cell(100 * (ours / number.value - 1), digits=1)
-            state = Cell(text="; ".join(filter(None, (number.status, number.note))))
-            rows.append((heads, (_bare(trial, metric), Cell(number.value), difference, state)))
-    return Table(
-        name="paper",
-        title="The paper's numbers beside ours",
-        heads=("data", "backbone", "loss", "rate", "metric", "table"),
-        columns=(("ours",), ("paper",), ("difference, %",), ("status",)),
-        rows=tuple(rows),
-    )
-
-
-def _bare(trial: Trial, metric: str) -> Cell:
-    return Cell(trial.mean(metric), trial.spread(metric), text="-")
 
 
 def significance(trials: Sequence[Trial]) -> Table:
