@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {f"study.{n}" for n in ("backbones", "config", "course", "data", "parallel", "seeds")},
     "study.train_als": {"members", "study.backbones", "study.course", "study.data", "study.seeds", "study.train"},
     "study.evaluate": {"heads", "study.backbones", "study.data", "study.metrics"},
-    "study.report": {"members", "study.files", "study.records"},
+    "study.report": {"members", *(f"study.{n}" for n in ("backbones", "files", "metrics", "records"))},
     "study": {*LIBRARY, "study", "paper"},
     "paper": {*LIBRARY, "study"},
     "cli": {"members", "engine", "samplers", "distributed", "theory", "advisor", "study", "paper", ""},

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from manymax.study.files import read_json, write_json
+from manymax.study.records import RECORD, write_users
 from manymax.study.report import tables
 from manymax.study.report.formats import Cell, Table
-from manymax.study.report.runs import Trial, read_study, trials
+from manymax.study.report.runs import Trial, chosen, read_study, trials
 from tests.study.report.generated import grid, write_run
 
 
@@ -97,6 +100,29 @@ def test_significance_is_of_the_best_against_the_others(tmp_path: Path) -> None:
     assert by_other["nce"][4].best
     (near,) = set(by_other) - {"nce"}
     assert not by_other[near][4].best
+
+
+def test_where_less_is_better_the_best_has_the_least(tmp_path: Path) -> None:
+    """A study that records the regret alone: the choice of the rate, the tests and the pace go by it."""
+    for loss, lr, regret in (("softmax", 1e-3, 0.2), ("softmax", 1e-4, 0.4), ("nce", 1e-3, 0.3)):
+        folder = write_run(tmp_path, loss=loss, lr=lr, regret=regret)
+        record = read_json(folder / RECORD)
+        record |= {part: {"regret@20": record[part]["regret@20"]} for part in ("test", "valid")}
+        write_json(folder / RECORD, record)
+        shift = torch.linspace(-0.01, 0.01, 50)
+        users = np.array([f"u{i}" for i in range(50)])
+        write_users(folder, users, {"regret@20": regret + shift * shift.roll(int(100 * regret))})
+    best, other = chosen(made(tmp_path), "regret@20")
+    assert (best.loss, best.lr, other.loss) == ("softmax", 1e-3, "nce")
+    ((names, cells),) = tables.significance(made(tmp_path)).rows
+    assert names[2:] == ("softmax", "nce")
+    assert cells[0].value == pytest.approx(-0.1, abs=1e-3)
+    values = np.array([0.5, 0.25, 0.3, 0.205, 0.2, 0.6])
+    best.__dict__["curve"] = {"epoch": np.arange(1.0, 7.0), "seconds_train": np.arange(1.0, 7.0), "regret@20": values}
+    assert tables.arrival(best, "regret@20", "epoch") == 4  # 0.2 / 0.95 = 0.2105
+    assert tables.arrival(best, "regret@20", "epoch", goal=0.26) == 2
+    assert tables.longest_wait(best, "regret@20") == 2
+    assert tables.pace(best, "regret@20")[3].value == 5  # seconds to the best
 
 
 def test_cost(tmp_path: Path) -> None:

@@ -13,12 +13,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from manymax.errors import ManymaxError, check_choice
+from manymax.members import BASELINE, FAMILY
 from manymax.study.files import whole
 from manymax.study.report import figures, tables
 from manymax.study.report.drawing import Figure, draw, interactive
 from manymax.study.report.formats import FORMATS, Table
 from manymax.study.report.formats import figure as format_figure
-from manymax.study.report.runs import Study, Trial, read_study, trials
+from manymax.study.report.runs import Study, Trial, is_sampled, read_study, trials
 from manymax.study.report.sections import Extra, Published, Section
 
 PAGE = "report.html"
@@ -142,7 +143,8 @@ def _sampling(made: Sequence[Trial], published: Published | None) -> Section:
     ]
     found = [tables.sweep(made, *each, published) for each in sweeps]
     drawn = [figures.sweep(made, *each) for each in sweeps]
-    gap = "No study of negatives: run sampled_softmax or nce with several `num_negatives` or `sampler`."
+    losses = " or ".join(name for name in FAMILY if is_sampled(name))
+    gap = f"No study of negatives: run {losses} with several `num_negatives` or `sampler`."
     kept = tuple(table for table in found if table is not None)
     return Section("sampling", "Negatives", figures=_drawn(drawn), tables=kept, missing=() if kept else (gap,))
 
@@ -178,9 +180,8 @@ def _gradients(made: Sequence[Trial]) -> Section:
 
 def _approximations(made: Sequence[Trial]) -> Section:
     drawn, table = figures.bias_variance(made), tables.approximations(made)
-    gap = (
-        f"Bias and variance are measured at models that `manymax study` has trained with softmax.{_probe_errors(made)}"
-    )
+    gap = f"Bias and variance are measured at models that `manymax study` has trained with {BASELINE.name}."
+    gap += _probe_errors(made)
     found = _drawn([drawn])
     return Section(
         "bias", "Bias and variance", figures=found, tables=_full(table), missing=() if found else (gap,), folded=True

@@ -10,14 +10,27 @@ from typing import Any, Literal
 
 import numpy as np
 
+from manymax.members import BASELINE
+from manymax.study.metrics import METRICS
 from manymax.study.report.formats import Cell, Table
-from manymax.study.report.runs import Run, Study, Trial, chosen, described, lower_is_better, metrics, natural, order
+from manymax.study.report.runs import (
+    Array,
+    Run,
+    Study,
+    Trial,
+    chosen,
+    described,
+    direction,
+    is_sampled,
+    metrics,
+    natural,
+    order,
+)
 from manymax.study.report.sections import Published
 from manymax.study.report.significance import LEVEL, compare, holm
 
 EMPTY = Cell(text="")
 POPULARITY = "popularity"
-SHORT = {"ndcg": "N", "precision": "P", "recall": "R"}
 MARKS = "Bold: the best of a method over its learning rates. Blue: the best of a data set. "
 NEAR = 0.95  # of the best validation value: when a run counts as having arrived
 
@@ -29,17 +42,13 @@ def short(metric: str) -> str:
     ('N@20', 'regret@20')
     """
     name, _, cutoff = metric.partition("@")
-    return f"{SHORT.get(name, name)}@{cutoff}"
+    known = METRICS[name].short if name in METRICS else ""
+    return f"{known or name}@{cutoff}"
 
 
 def rate(lr: float | None) -> str:
     """A learning rate as a heading."""
     return "no lr" if lr is None else f"lr={lr:g}"
-
-
-def better(metric: str, first: float, second: float) -> bool:
-    """Whether the first value is strictly better."""
-    return first < second if lower_is_better(metric) else first > second
 
 
 def results(trials: Sequence[Trial], backbone: str, published: Published | None = None) -> Table:
@@ -126,7 +135,7 @@ def _beside(trial: Trial, metric: str, published: Published | None) -> Cell:
 def _marked(cells: Sequence[Cell], metric: str, mark: Literal["best", "overall"]) -> list[Cell]:
     """The cells with those of the best value marked."""
     values = [cell.value for cell in cells if cell.value is not None]
-    best = (min if lower_is_better(metric) else max)(values, default=None)
+    best = (max if direction(metric) > 0 else min)(values, default=None)
     marks: dict[str, Any] = {mark: True}
     return [replace(cell, **marks) if best is not None and cell.value == best else cell for cell in cells]
 
@@ -150,7 +159,7 @@ def sweep(
     """
     swept = points(trials, setting, fixed)
     values = sorted({value for line in swept.values() for value in line}, key=sortable)
-    names = [name for name in metrics(trials) if not lower_is_better(name)]
+    names = [name for name in metrics(trials) if direction(name) > 0]
     if len(values) < 2:
         return None
     rows = []
@@ -180,7 +189,7 @@ def points(
     lines: dict[tuple[str, str, str], dict[Any, Trial]] = defaultdict(dict)
     for trial in chosen(trials, names[0]) if names else []:
         settings = trial.settings
-        if trial.loss in ("sampled_softmax", "nce") and all(settings.get(k) == v for k, v in fixed.items()):
+        if is_sampled(trial.loss) and all(settings.get(k) == v for k, v in fixed.items()):
             rest = {key: value for key, value in trial.varied.items() if key not in (setting, *fixed)}
             lines[(*trial.place, described(trial.loss, rest))].setdefault(settings.get(setting), trial)
     return {place: line for place, line in lines.items() if len(line) > 1}
@@ -199,7 +208,7 @@ def significance(trials: Sequence[Trial]) -> Table:
         here = (
             [t for t in chosen(trials, names[0]) if t.place == place and t.mean(names[0]) is not None] if names else []
         )
-        ranked = sorted(here, key=lambda t: -(t.mean(names[0]) or 0))
+        ranked = sorted(here, key=lambda t: -direction(names[0]) * (t.mean(names[0]) or 0))
         found = [(other, compare(ranked[0], other, names[0])) for other in ranked[1:]]
         paired = [(other, result) for other, result in found if result is not None]
         adjusted = holm([result.t for _, result in paired])
@@ -266,13 +275,21 @@ def cost(trials: Sequence[Trial]) -> Table:
 
 
 def arrival(trial: Trial, metric: str, column: str, goal: float | None = None) -> float | None:
-    """When the curve first reaches the goal (else 95 % of its own best), in the unit of `column`; None if never."""
+    """When the curve first reaches the goal, in the unit of `column`; None if never.
+
+    Without a goal it is 95 % of the curve's own best value, of a metric of which less is better 1 / 95 %.
+    """
     curve = trial.curve
     if metric not in curve or column not in curve:
         return None
-    goal = NEAR * float(curve[metric].max()) if goal is None else goal
-    reached = curve[metric] >= goal
+    sign = direction(metric)
+    goal = NEAR**sign * _best(curve[metric], metric) if goal is None else goal
+    reached = sign * curve[metric] >= sign * goal
     return float(curve[column][reached.argmax()]) if reached.any() else None
+
+
+def _best(curve: Array, metric: str) -> float:
+    return float(curve.max() if direction(metric) > 0 else curve.min())
 
 
 PACE = tuple(
@@ -296,7 +313,7 @@ def pace(trial: Trial, metric: str) -> tuple[Cell, ...]:
         (trial.average(lambda r: float(r.epochs)), 1),
         (trial.average(lambda r: float(r.best_epoch)), 1),
         (longest_wait(trial, metric), 0),
-        (None if curve is None else arrival(trial, metric, "seconds_train", float(curve.max())), 1),
+        (None if curve is None else arrival(trial, metric, "seconds_train", _best(curve, metric)), 1),
         (arrival(trial, metric, "epoch"), 1),
         (epoch_seconds(trial), 2),
     )
@@ -308,7 +325,7 @@ def longest_wait(trial: Trial, metric: str) -> float | None:
     curve = trial.curve
     if metric not in curve or "epoch" not in curve:
         return None
-    best = np.maximum.accumulate(curve[metric])
+    best = np.maximum.accumulate(direction(metric) * curve[metric])
     rises = np.append(True, best[1:] > best[:-1])
     return float(np.diff(curve["epoch"][rises], prepend=0).max())
 
@@ -322,7 +339,7 @@ def approximations(trials: Sequence[Trial]) -> Table:
     """Predicted, exact and measured bias and variance of the sampled losses."""
     rows = []
     for trial in chosen(trials, (metrics(trials) or [""])[0]):
-        for row in trial.runs[0].probe.get("approximations", ()) if trial.loss == "softmax" else ():
+        for row in trial.runs[0].probe.get("approximations", ()) if trial.loss == BASELINE.name else ():
             heads = (*trial.place, f"{row['member']} {row['correction'] or ''}".strip(), str(row["num_negatives"]))
             cells = [Cell(row[f"{how}_{what}"]) for what in ("bias", "variance") for how in ("predicted", "exact")]
             drawn = [Cell(row[f"measured_{what}"], row[f"measured_{what}_error"]) for what in ("bias", "variance")]
