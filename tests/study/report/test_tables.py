@@ -10,7 +10,7 @@ import torch
 
 from manymax.study.files import read_json, write_json
 from manymax.study.records import RECORD, write_users
-from manymax.study.report import tables
+from manymax.study.report import pace, tables
 from manymax.study.report.formats import Cell, Table
 from manymax.study.report.runs import Trial, chosen, read_study, trials
 from tests.study.report.generated import grid, write_run
@@ -119,15 +119,15 @@ def test_where_less_is_better_the_best_has_the_least(tmp_path: Path) -> None:
     assert cells[0].value == pytest.approx(-0.1, abs=1e-3)
     values = np.array([0.5, 0.25, 0.3, 0.205, 0.2, 0.6])
     best.__dict__["curve"] = {"epoch": np.arange(1.0, 7.0), "seconds_train": np.arange(1.0, 7.0), "regret@20": values}
-    assert tables.arrival(best, "regret@20", "epoch") == 4  # 0.2 / 0.95 = 0.2105
-    assert tables.arrival(best, "regret@20", "epoch", goal=0.26) == 2
-    assert tables.longest_wait(best, "regret@20") == 2
-    assert tables.pace(best, "regret@20")[3].value == 5  # seconds to the best
+    assert pace.arrival(best, "regret@20", "epoch") == 4  # 0.2 / 0.95 = 0.2105
+    assert pace.arrival(best, "regret@20", "epoch", goal=0.26) == 2
+    assert pace.longest_wait(best, "regret@20") == 2
+    assert pace.pace(best, "regret@20")[3].value == 5  # seconds to the best
 
 
 def test_cost(tmp_path: Path) -> None:
     write_run(tmp_path, epochs=10, seconds_per_epoch=3.0, speed=2.0)
-    (cells,) = [cells for _, cells in tables.cost(made(tmp_path)).rows]
+    (cells,) = [cells for _, cells in pace.cost(made(tmp_path)).rows]
     epochs, best_epoch, training, evaluation, arrives, total, memory = (cell.value for cell in cells)
     assert (epochs, best_epoch) == (10, 9)
     assert training == pytest.approx(3.0)
@@ -142,8 +142,8 @@ def test_arrival_never(tmp_path: Path) -> None:
     write_run(tmp_path)
     write_run(tmp_path, loss="nce", curve=False)
     with_curve, without = made(tmp_path)
-    assert tables.arrival(with_curve, "ndcg@20", "epoch", goal=2.0) is None
-    assert tables.arrival(without, "ndcg@20", "epoch") is None
+    assert pace.arrival(with_curve, "ndcg@20", "epoch", goal=2.0) is None
+    assert pace.arrival(without, "ndcg@20", "epoch") is None
 
 
 def test_the_longest_wait_for_a_better_value(tmp_path: Path) -> None:
@@ -151,8 +151,8 @@ def test_the_longest_wait_for_a_better_value(tmp_path: Path) -> None:
     (trial,) = made(tmp_path)
     values = np.array([0.1, 0.3, 0.2, 0.3, 0.3, 0.4, 0.5, 0.1, 0.1, 0.1, 0.1, 0.1])
     trial.__dict__["curve"] = {"epoch": np.arange(1.0, 13.0), "ndcg@20": values}  # waits 1, 1, 4, 1; then the end
-    assert tables.longest_wait(trial, "ndcg@20") == 4
-    assert tables.longest_wait(trial, "recall@20") is None
+    assert pace.longest_wait(trial, "ndcg@20") == 4
+    assert pace.longest_wait(trial, "recall@20") is None
 
 
 def test_data_and_cards(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from manymax.errors import ManymaxError, check_choice
 from manymax.members import BASELINE, FAMILY
 from manymax.study.files import whole
-from manymax.study.report import figures, tables
+from manymax.study.report import figures, pace, tables
 from manymax.study.report.drawing import Figure, draw, interactive
 from manymax.study.report.formats import FORMATS, Table
 from manymax.study.report.formats import figure as format_figure
@@ -156,7 +156,7 @@ def _growth(made: Sequence[Trial]) -> Section:
 
 
 def _cost(made: Sequence[Trial]) -> Section:
-    return Section("cost", "Cost", figures=_drawn([figures.trade_off(made)]), tables=_full(tables.cost(made)))
+    return Section("cost", "Cost", figures=_drawn([figures.trade_off(made)]), tables=_full(pace.cost(made)))
 
 
 def _data(made: Sequence[Trial]) -> Section:
