@@ -24,7 +24,7 @@ def test_the_path_of_the_page_is_printed(tmp_path: Path) -> None:
 def test_beside_the_runs_unless_told_otherwise(tmp_path: Path) -> None:
     write_run(tmp_path)
     assert CliRunner().invoke(app, ["report", str(tmp_path), "--no-images"]).exit_code == 0
-    assert (tmp_path / "report" / "report.html").is_file()
+    assert "<h2>Findings</h2>" in (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -99,7 +99,9 @@ def test_from_a_file_to_a_page(file: Path, tmp_path: Path) -> None:
     assert result.stdout.splitlines() == ["2 runs: 2 done", f"report: {out / 'report' / 'report.html'}"]
     lines = result.stderr.splitlines()
     assert lines[-1].startswith("[2/2] planted mf ")
-    assert "<h1>A small study</h1>" in (out / "report" / "report.html").read_text(encoding="utf-8")
+    page = (out / "report" / "report.html").read_text(encoding="utf-8")
+    assert "<h1>A small study</h1>" in page
+    assert "<h2>Findings</h2>" in page
     again = json.loads(study(file, "--out", out, "--no-report", "--json").stdout)
     assert [run["status"] for run in again["runs"]] == ["done", "done"]
     assert again["report"] is None

@@ -51,7 +51,7 @@ def make_own(split: Split, settings: Settings, generator: torch.Generator) -> Me
     return backbone
 
 
-OWN = BackboneEntry(name="own", title="Own", make=make_own, reference="this file")
+OWN = BackboneEntry(name="own", title="Own", make=make_own, reference="this file", needs_history=True)
 ENTRIES = [*BACKBONES.values(), OWN]
 
 each = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
@@ -156,7 +156,7 @@ def test_shapes(entry: BackboneEntry, board: Split) -> None:
     assert vectors.items.shape == (C, DIM)
     assert vectors.users is None or vectors.users.shape == (U, DIM)
     assert backbone.queries(asking(backbone, board), vectors).shape == (U, DIM)
-    assert (backbone.max_length is not None) == backbone.needs_history
+    assert (backbone.max_length is not None) == backbone.needs_history == entry.needs_history
     for options in ({"batches": "pairs", "positions": "all"}, {"batches": "users", "positions": "prefix"}):
         for batch in batches_of(backbone, board, **options):
             target = batch.target if isinstance(batch.target, Tensor) else batch.target.ids

@@ -11,6 +11,7 @@ import typer
 from manymax.cli import console as look
 from manymax.cli.tensors import read_tensor
 from manymax.errors import ArgumentError, check_choice, unknown_name
+from manymax.members import BASELINE, FAMILY
 from manymax.study import diagnosis
 from manymax.study.diagnosis import BUILT_IN, PROPOSALS, Subject
 from manymax.study.seeds import generator
@@ -28,10 +29,12 @@ MOMENTS = (
     "deviation",
     "in range",
 )
+TREES = " or ".join(member.title.lower() for member in FAMILY.values() if member.kind == "tree")
 SIGNALS = ("member", "k", "negatives without signal", "Jacobian norm", "DCG lost by ties")
 NOTE = (
-    "Means over the rows. Bias: loss minus softmax loss, less what is free of the scores. The Delta method predicts"
-    " asymptotic + curvature and variance, `in range` where it can be trusted; drawn: Monte Carlo ± a standard error."
+    f"Means over the rows. Bias: loss minus {BASELINE.name} loss, less what is free of the scores. The Delta method"
+    " predicts asymptotic + curvature and variance, `in range` where it can be trusted; drawn: Monte Carlo ± a standard"
+    " error."
 )
 
 
@@ -54,9 +57,7 @@ def diagnose(
     classes: Annotated[int, typer.Option(min=2, help="Classes of built-in scores.")] = 1000,
     dim: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Vector size of hierarchical softmax. [default: 16, or the run's]", show_default=False
-        ),
+        typer.Option(min=1, help=f"Vector size of {TREES}. [default: 16, or the run's]", show_default=False),
     ] = None,
     draws: Annotated[int, typer.Option(min=0, help="Draws of the Monte Carlo columns; 0 for none.")] = 2000,
     shown: Annotated[int, typer.Option(min=2, help="Classes in a heat map, from the highest score down.")] = 64,

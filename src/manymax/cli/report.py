@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from manymax.paper.sections import EXTRA, PUBLISHED
 from manymax.study.report.page import report as write_report
 from manymax.study.report.runs import read_study
 from manymax.study.report.sinks import to_mlflow, to_tensorboard
@@ -35,4 +36,5 @@ def report(
         typer.echo(f"tensorboard: {to_tensorboard(read_study(folder), tensorboard)} new runs in {tensorboard}")
     if mlflow is not None:
         typer.echo(f"mlflow: {to_mlflow(read_study(folder), mlflow)} new runs in {mlflow}")
-    typer.echo(f"report: {write_report(folder, out, images=images).resolve()}")
+    page = write_report(folder, out, images=images, extra=EXTRA, published=PUBLISHED)
+    typer.echo(f"report: {page.resolve()}")

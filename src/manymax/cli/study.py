@@ -21,6 +21,7 @@ from rich.text import Text
 
 from manymax.cli.console import put_json
 from manymax.errors import ArgumentError, check_choice
+from manymax.paper.sections import EXTRA, PUBLISHED
 from manymax.study.checkpoint import read_standing
 from manymax.study.config import RunConfig
 from manymax.study.records import CHECKPOINT, Record
@@ -85,7 +86,7 @@ def study(
     except KeyboardInterrupt:
         typer.echo(f"stopped; the same command goes on from there: {shlex.quote(str(folder))}", err=True)
         raise typer.Exit(EXIT_STOPPED) from None
-    page = None if no_report else report(folder)
+    page = None if no_report else report(folder, extra=EXTRA, published=PUBLISHED)
     if json:
         put_json({"folder": str(folder), "report": page and str(page), "runs": _summary(outcome)})
     else:

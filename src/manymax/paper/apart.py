@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from manymax.study.report import figures, tables
+from manymax.study.report import figures, pace, tables
 from manymax.study.report.drawing import Figure
 from manymax.study.report.formats import Cell, Table
 from manymax.study.report.runs import Trial
@@ -55,13 +55,13 @@ def outcome(comparison: Comparison, here: Sequence[Trial], metrics: Sequence[str
             (*trial.place, trial.loss, *comparison.way(trial)),
             (
                 *(Cell(trial.mean(metric), trial.spread(metric), "-") for metric in metrics),
-                *tables.pace(trial, metrics[0]),
+                *pace.pace(trial, metrics[0]),
             ),
         )
         for trial in sorted(here, key=lambda t: (t.place, t.loss))
     ]
-    columns = (*((tables.short(metric),) for metric in metrics), *tables.PACE)
-    return Table("", "", comparison.heads, columns, tuple(rows), f"{comparison.note} {tables.WAIT}")
+    columns = (*((tables.short(metric),) for metric in metrics), *pace.PACE)
+    return Table("", "", comparison.heads, columns, tuple(rows), f"{comparison.note} {pace.WAIT}")
 
 
 def seconds(comparison: Comparison, here: Sequence[Trial], metrics: Sequence[str]) -> Table:
@@ -71,7 +71,7 @@ def seconds(comparison: Comparison, here: Sequence[Trial], metrics: Sequence[str
     for (place, loss, way), trial in found.items():
         # softmax has no compiled form: its blocks are what a compiled loss is compared with
         base = found.get((place, "softmax", way)) or found.get((place, "softmax", "blocks"))
-        own, usual = (None if t is None else tables.epoch_seconds(t) for t in (trial, base))
+        own, usual = (None if t is None else pace.epoch_seconds(t) for t in (trial, base))
         times = own / usual if own is not None and usual else None
         cells = (Cell(own, text="-", digits=1), Cell(times, text="-", digits=2), Cell(trial.mean(metrics[0]), text="-"))
         rows.append(((*place, loss, way), cells))

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from manymax.paper.numbers import LEARNING_RATES, METRICS, PaperNumber
-from manymax.paper.printed import printed
+from manymax.paper.printed import paper_name, printed
 from manymax.paper.selection import METRIC
 from manymax.study.report import tables
-from manymax.study.report.collect import paper_name
 from manymax.study.report.formats import Cell, Table, escape
 from manymax.study.report.runs import Trial
 

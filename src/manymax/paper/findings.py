@@ -19,10 +19,10 @@ from itertools import pairwise
 from typing import Literal
 
 from manymax.paper.judgement import Evidence, Point, beats, from_paper, from_trials, selected, untested
-from manymax.paper.printed import SAMPLED
-from manymax.study.report.runs import Trial, metrics, remoteness
+from manymax.paper.printed import SAMPLED, remoteness
+from manymax.study.report.pace import NEAR, arrival
+from manymax.study.report.runs import Trial, metrics
 from manymax.study.report.significance import LEVEL
-from manymax.study.report.tables import NEAR, arrival
 
 Verdict = Literal["confirmed", "contradicted", "not enough runs"]
 

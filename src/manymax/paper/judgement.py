@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from manymax.paper.numbers import NUMBERS
-from manymax.paper.printed import SAMPLED
-from manymax.study.report.runs import Trial, metrics, remoteness
+from manymax.paper.printed import SAMPLED, remoteness
+from manymax.study.report.runs import Trial, metrics
 from manymax.study.report.significance import LEVEL, Comparison, compare
 
 METRIC = "ndcg@20"

@@ -12,10 +12,20 @@ from manymax.study.report.runs import Trial, data_name
 FIXED = {"alpha": ("entmax", 1.5), "debias": ("sampled_softmax", None), "pool": ("dns", 500)}
 SAMPLED = ("sampled_softmax", "nce")
 DEFAULTS = {"num_negatives": 100, "sampler": "uniform"}
+BATCHES = ("pairs", "chunks", "users")  # ways to make batches, the paper's first
+
+# Names of files that hold a set of the paper in another form.
+PAPER_NAMES = {"electronics_10core": "electronics", "electronics_sequences": "electronics"}
 
 _BY_PLACE: dict[tuple[str, str, str, str], list[PaperNumber]] = {}
 for _number in NUMBERS:
     _BY_PLACE.setdefault((_number.data, _number.backbone, _number.loss, _number.metric), []).append(_number)
+
+
+def paper_name(trial: Trial) -> str:
+    """What the paper calls the data of a trial."""
+    name = data_name(trial.settings).lower()
+    return PAPER_NAMES.get(name, name)
 
 
 def printed(trial: Trial, metric: str) -> PaperNumber | None:
@@ -42,3 +52,12 @@ def _same_rate(lr: float | None, number: PaperNumber) -> bool:
     if rate is None:
         return (number.loss == "rg") == (lr is None)
     return lr is not None and math.isclose(lr, float(rate))
+
+
+def remoteness(batches: str | None) -> int:
+    """How far a way to make batches is from the paper's: it makes them of pairs.
+
+    >>> remoteness("pairs"), remoteness("users"), remoteness(None)
+    (0, 2, 0)
+    """
+    return BATCHES.index(batches) if batches in BATCHES else 0

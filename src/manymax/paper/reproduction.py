@@ -15,11 +15,12 @@ from manymax.paper.findings import FINDINGS as CLAIMS
 from manymax.paper.findings import Case, Finding, verdict
 from manymax.paper.judgement import from_paper
 from manymax.paper.numbers import DATA, METRICS, NUMBERS, PaperNumber
-from manymax.paper.printed import matching
+from manymax.paper.printed import PAPER_NAMES, matching, paper_name
+from manymax.paper.sections import PUBLISHED
 from manymax.paper.selection import METRIC, draws, nearest, question_1, question_2, rates, tuned
+from manymax.paper.verdicts import FINDINGS, decide, read_decided
 from manymax.study.files import whole, write_json
-from manymax.study.report import figures, tables
-from manymax.study.report.collect import FINDINGS, PAPER_NAMES, decide, paper_name, read_decided
+from manymax.study.report import figures, pace, tables
 from manymax.study.report.drawing import Figure, draw
 from manymax.study.report.formats import Cell, Table, escape, markdown
 from manymax.study.report.runs import Run, Trial, data_name, read_study, trials
@@ -213,7 +214,8 @@ def _accuracy(made: Sequence[Trial]) -> Iterator[str]:
             note = (
                 f"Bold: the best of a method over its learning rates, or, in italics, of a data set.{_searched(here)}"
             )
-            yield _sub(replace(tables.results(here, backbone), title=f"{backbone}: all learning rates", note=note))
+            table = tables.results(here, backbone, PUBLISHED)
+            yield _sub(replace(table, title=f"{backbone}: all learning rates", note=note))
 
 
 def _searched(here: Sequence[Trial]) -> str:
@@ -268,13 +270,13 @@ def _differences(made: Sequence[Trial], causes: Mapping[tuple[str, str, str], st
 def _convergence(made: Sequence[Trial]) -> Iterator[str]:
     yield "## Question 3: epochs and seconds\n"
     first = tuned(question_1(made))
-    rows = tuple(((*t.place, t.label, tables.rate(t.lr)), tables.pace(t, METRIC)) for t in first)
+    rows = tuple(((*t.place, t.label, tables.rate(t.lr)), pace.pace(t, METRIC)) for t in first)
     if not rows:
         yield f"{NOT_ENOUGH}: none has finished.\n"
         return
     note = "Seconds are of training alone. Runs that shared the machine with others are slower than alone."
     heads = ("data", "backbone", "loss", "rate")
-    yield _sub(Table("", "How soon, and how long", heads, tables.PACE, rows, f"{note} {tables.WAIT}"))
+    yield _sub(Table("", "How soon, and how long", heads, pace.PACE, rows, f"{note} {pace.WAIT}"))
     for figure in _curves(made):
         yield _image(figure)
 

@@ -117,7 +117,8 @@ class Metric:
     """One row of `METRICS`; a value at a cutoff is called "name@cutoff".
 
     `of` says what the function takes: "hits" (hits, relevant); "truth" (gains, best), where the true p is
-    known; "lists" (lists, num_items), one value for all users together.
+    known; "lists" (lists, num_items), one value for all users together. `short` is its name in headings; `name` where
+    it is left out.
     """
 
     name: str
@@ -126,14 +127,15 @@ class Metric:
     formula: str
     of: Literal["hits", "truth", "lists"] = "hits"
     higher_is_better: bool = True
+    short: str = ""
     aliases: tuple[str, ...] = ()
 
 
 METRICS: Table[Metric] = Table(
     "metric",
-    Metric("ndcg", "N", ndcg, "DCG / (w_1 + ... + w_min(|T|, cutoff))"),
-    Metric("precision", "P", precision, "sum_i y_i / cutoff"),
-    Metric("recall", "R", recall, "sum_i y_i / |T|"),
+    Metric("ndcg", "NDCG", ndcg, "DCG / (w_1 + ... + w_min(|T|, cutoff))", short="N"),
+    Metric("precision", "Precision", precision, "sum_i y_i / cutoff", short="P"),
+    Metric("recall", "Recall", recall, "sum_i y_i / |T|", short="R"),
     Metric("dcg", "DCG", dcg, "sum_i y_i w_i, w_i = 1 / log2(i + 1)"),
     Metric("hit_rate", "HR", hit_rate, "1 if any y_i is", aliases=("hr",)),
     Metric("mrr", "MRR", mrr, "1 / rank of the first hit"),

@@ -18,9 +18,10 @@ from manymax.paper import reproduction
 from manymax.paper.apart import APART
 from manymax.paper.findings import FINDINGS as CLAIMS
 from manymax.paper.reproduction import CAUSES, PAGE, RESULTS, drawings, page, read, write
+from manymax.paper.verdicts import FINDINGS, UNTESTED, decide
 from manymax.study.files import read_json, write_json
 from manymax.study.records import EPOCHS, RECORD, read_record
-from manymax.study.report.collect import FINDINGS, UNTESTED, collect, decide, portable
+from manymax.study.report.collect import collect, portable
 from manymax.study.report.runs import trials
 from tests.study.report.generated import write_run
 

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from manymax.study.report import tables
+from manymax.study.files import read_json, write_json
+from manymax.study.records import RECORD, write_users
+from manymax.study.report import pace, tables
 from manymax.study.report.formats import Cell, Table
-from manymax.study.report.runs import Trial, read_study, trials
+from manymax.study.report.runs import Trial, chosen, read_study, trials
 from tests.study.report.generated import grid, write_run
 
 
@@ -22,7 +25,7 @@ def row(table: Table, *heads: str) -> tuple[Cell, ...]:
     return cells
 
 
-def test_the_layout_of_the_paper(tmp_path: Path) -> None:
+def test_the_layout_of_results(tmp_path: Path) -> None:
     grid(tmp_path, losses=("softmax", "sparsemax"), data=("ml-1m", "gowalla"), lr=(1e-3, 1e-4), seed=(0, 1))
     write_run(tmp_path, loss="rg", solver="als", data="ml-1m", quality=0.9)
     table = tables.results(made(tmp_path), "mf")
@@ -63,38 +66,6 @@ def test_less_regret_is_better(tmp_path: Path) -> None:
     assert not row(table, "softmax", "regret@20")[0].overall
 
 
-def test_the_papers_numbers_stand_beside_ours(tmp_path: Path) -> None:
-    write_run(tmp_path, loss="softmax", data="ml-1m", lr=1e-3)
-    write_run(tmp_path, loss="softmax", data="planted")
-    write_run(tmp_path, loss="entmax", data="ml-1m", alpha=1.2)  # the paper has 1.5 alone
-    write_run(tmp_path, loss="nce", data="ml-1m", num_negatives=50, lr=1e-4)
-    write_run(tmp_path, loss="nce", data="gowalla", sampler="dns")
-    write_run(tmp_path, loss="nce", data="electronics", sampler="dns", pool=50)
-    write_run(tmp_path, loss="rg", data="ml-1m")
-    write_run(tmp_path, loss="rg", data="ml-1m", solver="als")
-    found = {
-        names[:3]: cells[1].value for names, cells in tables.against_the_paper(made(tmp_path)).rows if "N@20" in names
-    }
-    assert found == {
-        ("ml-1m", "mf", "softmax"): 0.2661,
-        ("ml-1m", "mf", "nce"): 0.2409,
-        ("gowalla", "mf", "nce"): 0.0599,
-        ("ml-1m", "mf", "rg (solver=als)"): 0.2785,
-    }
-    assert row(tables.results(made(tmp_path), "mf"), "softmax", "N@20")[-1].value is not None
-    softmax = next(t for t in made(tmp_path) if t.data == "ml-1m" and t.loss == "softmax")
-    ours, paper, difference, _ = next(
-        cells for names, cells in tables.against_the_paper([softmax]).rows if "N@20" in names
-    )
-    assert difference.value == pytest.approx(100 * (ours.value / paper.value - 1))
-
-
-def test_a_doubtful_number_says_so(tmp_path: Path) -> None:
-    write_run(tmp_path, loss="nce", data="gowalla", lr=1e-2)  # no printed rate: the tables of k and proposals count
-    (cells,) = [cells for names, cells in tables.against_the_paper(made(tmp_path)).rows if "N@20" in names]
-    assert cells[1].value == 0.0518
-
-
 def test_sweeps(tmp_path: Path) -> None:
     for k, quality in ((5, 0.2), (100, 0.3), (20, 0.25)):
         write_run(tmp_path, loss="nce", num_negatives=k, quality=quality, lr=1e-3)
@@ -131,9 +102,32 @@ def test_significance_is_of_the_best_against_the_others(tmp_path: Path) -> None:
     assert not by_other[near][4].best
 
 
+def test_where_less_is_better_the_best_has_the_least(tmp_path: Path) -> None:
+    """A study that records the regret alone: the choice of the rate, the tests and the pace go by it."""
+    for loss, lr, regret in (("softmax", 1e-3, 0.2), ("softmax", 1e-4, 0.4), ("nce", 1e-3, 0.3)):
+        folder = write_run(tmp_path, loss=loss, lr=lr, regret=regret)
+        record = read_json(folder / RECORD)
+        record |= {part: {"regret@20": record[part]["regret@20"]} for part in ("test", "valid")}
+        write_json(folder / RECORD, record)
+        shift = torch.linspace(-0.01, 0.01, 50)
+        users = np.array([f"u{i}" for i in range(50)])
+        write_users(folder, users, {"regret@20": regret + shift * shift.roll(int(100 * regret))})
+    best, other = chosen(made(tmp_path), "regret@20")
+    assert (best.loss, best.lr, other.loss) == ("softmax", 1e-3, "nce")
+    ((names, cells),) = tables.significance(made(tmp_path)).rows
+    assert names[2:] == ("softmax", "nce")
+    assert cells[0].value == pytest.approx(-0.1, abs=1e-3)
+    values = np.array([0.5, 0.25, 0.3, 0.205, 0.2, 0.6])
+    best.__dict__["curve"] = {"epoch": np.arange(1.0, 7.0), "seconds_train": np.arange(1.0, 7.0), "regret@20": values}
+    assert pace.arrival(best, "regret@20", "epoch") == 4  # 0.2 / 0.95 = 0.2105
+    assert pace.arrival(best, "regret@20", "epoch", goal=0.26) == 2
+    assert pace.longest_wait(best, "regret@20") == 2
+    assert pace.pace(best, "regret@20")[3].value == 5  # seconds to the best
+
+
 def test_cost(tmp_path: Path) -> None:
     write_run(tmp_path, epochs=10, seconds_per_epoch=3.0, speed=2.0)
-    (cells,) = [cells for _, cells in tables.cost(made(tmp_path)).rows]
+    (cells,) = [cells for _, cells in pace.cost(made(tmp_path)).rows]
     epochs, best_epoch, training, evaluation, arrives, total, memory = (cell.value for cell in cells)
     assert (epochs, best_epoch) == (10, 9)
     assert training == pytest.approx(3.0)
@@ -148,8 +142,8 @@ def test_arrival_never(tmp_path: Path) -> None:
     write_run(tmp_path)
     write_run(tmp_path, loss="nce", curve=False)
     with_curve, without = made(tmp_path)
-    assert tables.arrival(with_curve, "ndcg@20", "epoch", goal=2.0) is None
-    assert tables.arrival(without, "ndcg@20", "epoch") is None
+    assert pace.arrival(with_curve, "ndcg@20", "epoch", goal=2.0) is None
+    assert pace.arrival(without, "ndcg@20", "epoch") is None
 
 
 def test_the_longest_wait_for_a_better_value(tmp_path: Path) -> None:
@@ -157,8 +151,8 @@ def test_the_longest_wait_for_a_better_value(tmp_path: Path) -> None:
     (trial,) = made(tmp_path)
     values = np.array([0.1, 0.3, 0.2, 0.3, 0.3, 0.4, 0.5, 0.1, 0.1, 0.1, 0.1, 0.1])
     trial.__dict__["curve"] = {"epoch": np.arange(1.0, 13.0), "ndcg@20": values}  # waits 1, 1, 4, 1; then the end
-    assert tables.longest_wait(trial, "ndcg@20") == 4
-    assert tables.longest_wait(trial, "recall@20") is None
+    assert pace.longest_wait(trial, "ndcg@20") == 4
+    assert pace.longest_wait(trial, "recall@20") is None
 
 
 def test_data_and_cards(tmp_path: Path) -> None:

@@ -105,13 +105,14 @@ class BackboneEntry:
     """One row of `BACKBONES`.
 
     `make(split, settings, generator)` builds a backbone with first weights from the generator; `build` then sets the
-    scale of its scores.
+    scale of its scores. `needs_history` is that of the backbones that it builds: whether batches bring histories.
     """
 
     name: str
     title: str
     make: Callable[[Split, Settings, torch.Generator], Backbone]
     reference: str
+    needs_history: bool = False
     aliases: tuple[str, ...] = ()
 
     def build(self, split: Split, settings: Settings, generator: torch.Generator) -> Backbone:

@@ -154,4 +154,6 @@ def make(split: Split, settings: Settings, generator: torch.Generator) -> SASRec
     return backbone
 
 
-ENTRY = BackboneEntry(name="sasrec", title="SASRec", make=make, reference="Kang and McAuley, ICDM 2018")
+ENTRY = BackboneEntry(
+    name="sasrec", title="SASRec", make=make, reference="Kang and McAuley, ICDM 2018", needs_history=True
+)

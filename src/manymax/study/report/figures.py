@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from manymax.members import BASELINE, FAMILY
 from manymax.study.report.drawing import Figure, Line, Panel
-from manymax.study.report.runs import Trial, chosen, metrics, natural
+from manymax.study.report.runs import Trial, chosen, direction, metrics, natural
 from manymax.study.report.tables import points, short, sortable
 
 DECADES = 6  # that the colours of a heat map reach down from the largest value
@@ -124,7 +125,8 @@ def trade_off(trials: Sequence[Trial]) -> Figure:
         if lines:
             x_label = "training seconds, early stopping included"
             panels.append(Panel(", ".join(place), x_label, f"test {short(names[0])}", tuple(lines), log_x=True))
-    note = "Up and to the left is better. Seconds compare fairly where the runs had the machine to themselves."
+    where = "Down" if names and direction(names[0]) < 0 else "Up"
+    note = f"{where} and to the left is better. Seconds compare fairly where the runs had the machine to themselves."
     return Figure("trade_off", "What a result costs", note, tuple(panels))
 
 
@@ -169,11 +171,12 @@ def bias_variance(trials: Sequence[Trial]) -> Figure:
     panels = []
     for trial in _chosen(trials):
         rows = trial.runs[0].probe.get("approximations")
-        if trial.loss == "softmax" and rows:
+        if trial.loss == BASELINE.name and rows:
             panels += [_predicted_and_measured(trial, rows, what) for what in ("bias", "variance")]
     note = (
-        "At the scores of models trained with softmax, uniform proposal, means over test users. Lines with error bars: "
-        "measured by draws; dashes: the Delta method. Offsets that no gradient sees are taken off."
+        f"At the scores of models trained with {BASELINE.name}, uniform proposal, means over test users. "
+        "Lines with error bars: measured by draws; dashes: the Delta method. Offsets that no gradient sees are taken "
+        "off."
     )
     return Figure("bias_variance", "Bias and variance, predicted and measured", note, tuple(panels))
 
@@ -182,9 +185,14 @@ def _predicted_and_measured(trial: Trial, rows: Sequence[dict[str, Any]], what: 
     groups: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         groups[row["member"], row["correction"] or ""].append(row)
+    measured = {member for member, _ in groups}
+    spare = (name for name in reversed([*FAMILY]) if name not in measured)
+    taken: set[str] = set()
     lines: list[Line] = []
     for (member, correction), points_of in groups.items():
-        loss = member if correction != "partition" else "rg"  # another colour: two forms of one member
+        # Forms of one member need colours of their own: those after the first have that of a member not drawn here.
+        loss = member if member not in taken else next(spare, member)
+        taken.add(member)
         name = f"{member} {correction}".strip()
         ks = [row["num_negatives"] for row in points_of]
         errors = [row[f"measured_{what}_error"] for row in points_of]

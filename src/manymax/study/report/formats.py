@@ -29,8 +29,8 @@ _MARKDOWN = str.maketrans({**{sign: f"\\{sign}" for sign in "\\`*_[]<>|"}, "\n":
 class Cell:
     """A number with its spread over seeds, or a text.
 
-    `best` marks the best of a method, `overall` the best of a column; `paper` is what the paper prints there; the
-    cell reaches over `span` columns.
+    `best` marks the best of a method, `overall` the best of a column; `paper` is a number that some paper
+    prints for the same settings; the cell reaches over `span` columns.
     """
 
     value: float | None = None
@@ -101,7 +101,7 @@ def escape(text: str) -> str:
 
 
 def markdown(table: Table) -> str:
-    """GitHub's Markdown: **best of a method**, ***best of a column***, (the paper's number)."""
+    """GitHub's Markdown: **best of a method**, ***best of a column***, (a paper's number)."""
     heads = [*table.heads, *(" ".join(column) for column in table.columns)]
     lines = [[escape(head) for head in heads], ["---"] * len(heads)]
     for names, cells in table.rows:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,15 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from manymax.errors import ManymaxError
-from manymax.paper.findings import Judgement, judge
+from manymax.errors import ManymaxError, check_choice
+from manymax.members import BASELINE, FAMILY
 from manymax.study.files import whole
-from manymax.study.report import figures, tables
+from manymax.study.report import figures, pace, tables
 from manymax.study.report.drawing import Figure, draw, interactive
 from manymax.study.report.formats import FORMATS, Table
 from manymax.study.report.formats import figure as format_figure
-from manymax.study.report.runs import Study, Trial, read_study, trials
+from manymax.study.report.runs import Study, Trial, is_sampled, read_study, trials
+from manymax.study.report.sections import Extra, Published, Section
 
 PAGE = "report.html"
 IMAGES = ("png", "svg")
@@ -31,36 +31,30 @@ ONE = {
     "data sets": "data set",
     "seeds": "seed",
 }
-LONG = 30  # rows from which a table that is not the main thing is folded
 
 
-@dataclass(frozen=True)
-class Section:
-    """A part of the page; `missing` says what is not there and what to do about it."""
-
-    id: str
-    title: str
-    text: str = ""
-    judgements: tuple[Judgement, ...] = ()
-    figures: tuple[Figure, ...] = ()
-    tables: tuple[Table, ...] = ()
-    missing: tuple[str, ...] = ()
-    folded: bool = False
-
-
-def report(folder: Path, out: Path | None = None, *, images: bool = True) -> Path:
+def report(
+    folder: Path,
+    out: Path | None = None,
+    *,
+    images: bool = True,
+    extra: Sequence[Extra] = (),
+    published: Published | None = None,
+) -> Path:
     """Read the runs below `folder` and write the page, the tables and the figures.
 
     Args:
         folder: of a study, or of one run.
         out: where to write; `folder`/report if left out.
         images: whether to write PNG and SVG too.
+        extra: sections that the caller adds.
+        published: numbers of others that stand beside ours in the tables of results.
 
     Returns:
         The path of the page.
     """
     study = read_study(folder)
-    sections = build(study)
+    sections = build(study, extra, published)
     out = folder / "report" if out is None else out
     try:
         return _write_all(out, study, sections, images)
@@ -97,36 +91,32 @@ def _save_images(figure: Figure, folder: Path) -> None:
                 drawn.savefig(partial, format=suffix, dpi=120, metadata=metadata)
 
 
-def build(study: Study) -> list[Section]:
-    """The sections of the page from what the study holds."""
+def build(study: Study, extra: Sequence[Extra] = (), published: Published | None = None) -> list[Section]:
+    """The sections of the page from what the study holds, with those that the caller adds in their places."""
     made = trials(study.done)
     sections = [
-        _findings(made),
-        _results(made, study),
+        _results(made, study, published),
         _significance(made),
         _curves(made),
-        _sampling(made),
+        _sampling(made, published),
         _growth(made),
         _gradients(made),
         _approximations(made),
         _cost(made),
-        _paper(made),
         _data(made),
         _gaps(study),
         Section("runs", "All runs", tables=(tables.all_runs(study),), folded=True),
     ]
+    for each in extra:
+        ids = [section.id for section in sections]
+        check_choice("before", each.before, ids)
+        sections.insert(ids.index(each.before), each.build(made))
     return sections
 
 
-def _findings(made: Sequence[Trial]) -> Section:
-    text = (
-        "The paper's findings, each decided by a fixed rule from the runs of this study, and from the paper's tables."
-    )
-    return Section("findings", "Findings", text, judgements=tuple(judge(made)))
-
-
-def _results(made: Sequence[Trial], study: Study) -> Section:
-    found = tuple(tables.results(made, backbone) for backbone in dict.fromkeys(trial.backbone for trial in made))
+def _results(made: Sequence[Trial], study: Study, published: Published | None) -> Section:
+    backbones = dict.fromkeys(trial.backbone for trial in made)
+    found = tuple(tables.results(made, backbone, published) for backbone in backbones)
     missing = () if made else (f"No run has finished: {_count(study)}. There is nothing to compare yet.",)
     return Section("results", "Results", tables=found, missing=missing)
 
@@ -146,14 +136,15 @@ def _curves(made: Sequence[Trial]) -> Section:
     return Section("curves", "Curves", figures=_drawn(drawn), missing=() if drawn[0].panels else (gap,))
 
 
-def _sampling(made: Sequence[Trial]) -> Section:
+def _sampling(made: Sequence[Trial], published: Published | None) -> Section:
     sweeps: list[tuple[str, dict[str, Any], str]] = [
         ("num_negatives", {"sampler": "uniform"}, "Numbers of negatives, uniform proposal"),
         ("sampler", {}, "Proposals"),
     ]
-    found = [tables.sweep(made, *each) for each in sweeps]
+    found = [tables.sweep(made, *each, published) for each in sweeps]
     drawn = [figures.sweep(made, *each) for each in sweeps]
-    gap = "No study of negatives: run sampled_softmax or nce with several `num_negatives` or `sampler`."
+    losses = " or ".join(name for name in FAMILY if is_sampled(name))
+    gap = f"No study of negatives: run {losses} with several `num_negatives` or `sampler`."
     kept = tuple(table for table in found if table is not None)
     return Section("sampling", "Negatives", figures=_drawn(drawn), tables=kept, missing=() if kept else (gap,))
 
@@ -165,14 +156,7 @@ def _growth(made: Sequence[Trial]) -> Section:
 
 
 def _cost(made: Sequence[Trial]) -> Section:
-    return Section("cost", "Cost", figures=_drawn([figures.trade_off(made)]), tables=_full(tables.cost(made)))
-
-
-def _paper(made: Sequence[Trial]) -> Section:
-    table = tables.against_the_paper(made)
-    gap = "No run has the data, backbone, loss and settings of a printed number (ml-1m, gowalla, electronics)."
-    missing = () if table.rows else (gap,)
-    return Section("paper", "The paper", tables=_full(table), missing=missing, folded=len(table.rows) > LONG)
+    return Section("cost", "Cost", figures=_drawn([figures.trade_off(made)]), tables=_full(pace.cost(made)))
 
 
 def _data(made: Sequence[Trial]) -> Section:
@@ -196,9 +180,8 @@ def _gradients(made: Sequence[Trial]) -> Section:
 
 def _approximations(made: Sequence[Trial]) -> Section:
     drawn, table = figures.bias_variance(made), tables.approximations(made)
-    gap = (
-        f"Bias and variance are measured at models that `manymax study` has trained with softmax.{_probe_errors(made)}"
-    )
+    gap = f"Bias and variance are measured at models that `manymax study` has trained with {BASELINE.name}."
+    gap += _probe_errors(made)
     found = _drawn([drawn])
     return Section(
         "bias", "Bias and variance", figures=found, tables=_full(table), missing=() if found else (gap,), folded=True

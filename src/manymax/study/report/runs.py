@@ -15,23 +15,22 @@ from typing import Any
 import numpy as np
 
 from manymax.errors import ArgumentError, ManymaxError
-from manymax.members import FAMILY
+from manymax.members import FAMILY, REFERENCES
+from manymax.study.backbones import BACKBONES
 from manymax.study.files import read_json
+from manymax.study.metrics import METRICS
 from manymax.study.records import EPOCHS, PROBE, RECORD, SETTINGS, STUDY, USERS, Record, read_record, read_table
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 DATA_SETTINGS = ("columns", "size", "preset", "min_rating", "k_core", "split")
-LOWER_IS_BETTER = ("regret", "topk_error")
-FIRST = ("ndcg", "precision", "recall", "regret")  # the metrics of the tables, in the paper's order
-CUTOFF = 20  # the paper's
+FIRST = ("ndcg", "precision", "recall", "regret")  # the metrics of the tables, in their order
+CUTOFF = 20  # of the tables, where a study has it
 CHECKED = "ndcg@20"
-BESIDE = ("bpr", "bce")  # not of the family
 
 WATCHED = ("epochs", "patience", "eval_every")  # how long a run goes and how often one looks, not what is trained
-HISTORIES = ("sasrec",)  # backbones whose batches are of sequences
-BATCHES = ("pairs", "chunks", "users")  # ways to make them, the paper's first
 LATER = {"computation": "blocks"}  # options that came after the first records were kept
+FIRST_BATCHES = "pairs"  # how batches were made before that was an option
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,8 +173,9 @@ class Trial:
     @property
     def batches(self) -> str | None:
         """How its batches were made; None where there are none, or none of pairs."""
-        made = self.lr is not None and self.backbone not in HISTORIES
-        return self.settings.get("batches", BATCHES[0]) if made else None
+        of_histories = self.backbone in BACKBONES and BACKBONES[self.backbone].needs_history
+        made = self.lr is not None and not of_histories
+        return self.settings.get("batches", FIRST_BATCHES) if made else None
 
     def values(self, metric: str, part: str = "test") -> list[float]:
         """The metric of each run that has it."""
@@ -204,19 +204,15 @@ class Trial:
         return {name: np.mean([curve[name][:length] for curve in curves], axis=0) for name in names} if length else {}
 
 
-def remoteness(batches: str | None) -> int:
-    """How far a way to make batches is from the paper's: it makes them of pairs.
-
-    >>> remoteness("pairs"), remoteness("users"), remoteness(None)
-    (0, 2, 0)
-    """
-    return BATCHES.index(batches) if batches in BATCHES else 0
-
-
 def order(loss: str) -> int:
-    """Where a loss stands: members as in `FAMILY`, then what they are compared with."""
-    names = [*FAMILY, *BESIDE]
+    """Where a loss stands: members as in `FAMILY`, then what they are compared with, then losses unknown to both."""
+    names = [*FAMILY, *REFERENCES]
     return names.index(loss) if loss in names else len(names)
+
+
+def is_sampled(loss: str) -> bool:
+    """Whether a loss is a member of the family that draws negatives."""
+    return loss in FAMILY and FAMILY[loss].kind == "sampled"
 
 
 def trials(finished: Sequence[Run]) -> list[Trial]:
@@ -334,16 +330,21 @@ def _is_number(text: str) -> bool:
 
 
 def metrics(some: Iterable[Trial]) -> list[str]:
-    """The metrics of the tables that the trials have, at the paper's cutoff or else their largest."""
+    """The metrics of the tables that the trials have, at the usual cutoff or else their largest."""
     present = {name for trial in some for run in trial.runs for name in run.record.test}
     cutoffs = {int(name.rpartition("@")[2]) for name in present if "@" in name}
     cutoff = CUTOFF if CUTOFF in cutoffs or not cutoffs else max(cutoffs)
     return [name for first in FIRST if (name := f"{first}@{cutoff}") in present]
 
 
-def lower_is_better(metric: str) -> bool:
-    """Regret and error are."""
-    return metric.startswith(LOWER_IS_BETTER)
+def direction(metric: str) -> int:
+    """1 where more of a metric is better, -1 where less is; 1 of a metric that is not in `METRICS`.
+
+    >>> direction("ndcg@20"), direction("regret@20")
+    (1, -1)
+    """
+    name = metric.partition("@")[0]
+    return 1 if name not in METRICS or METRICS[name].higher_is_better else -1
 
 
 def chosen(some: Iterable[Trial], metric: str) -> list[Trial]:
@@ -357,5 +358,6 @@ def chosen(some: Iterable[Trial], metric: str) -> list[Trial]:
 
 
 def _valid(trial: Trial, metric: str) -> float:
+    """The more, the better the trial is on the validation part."""
     value = trial.mean(metric, "valid")
-    return float("-inf") if value is None else value
+    return float("-inf") if value is None else direction(metric) * value

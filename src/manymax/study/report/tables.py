@@ -8,29 +8,38 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any, Literal
 
-import numpy as np
-
-from manymax.paper.printed import printed
+from manymax.members import BASELINE
+from manymax.study.metrics import METRICS
 from manymax.study.report.formats import Cell, Table
-from manymax.study.report.runs import Run, Study, Trial, chosen, described, lower_is_better, metrics, natural, order
+from manymax.study.report.runs import (
+    Run,
+    Study,
+    Trial,
+    chosen,
+    described,
+    direction,
+    is_sampled,
+    metrics,
+    natural,
+    order,
+)
+from manymax.study.report.sections import Published
 from manymax.study.report.significance import LEVEL, compare, holm
 
 EMPTY = Cell(text="")
 POPULARITY = "popularity"
-SHORT = {"ndcg": "N", "precision": "P", "recall": "R"}
 MARKS = "Bold: the best of a method over its learning rates. Blue: the best of a data set. "
-PRINTED = "Small or in brackets: what the paper prints."
-NEAR = 0.95  # of the best validation value: when a run counts as having arrived
 
 
 def short(metric: str) -> str:
-    """A metric as the paper writes it.
+    """A metric as a heading.
 
     >>> short("ndcg@20"), short("regret@20")
     ('N@20', 'regret@20')
     """
     name, _, cutoff = metric.partition("@")
-    return f"{SHORT.get(name, name)}@{cutoff}"
+    known = METRICS[name].short if name in METRICS else ""
+    return f"{known or name}@{cutoff}"
 
 
 def rate(lr: float | None) -> str:
@@ -38,29 +47,27 @@ def rate(lr: float | None) -> str:
     return "no lr" if lr is None else f"lr={lr:g}"
 
 
-def better(metric: str, first: float, second: float) -> bool:
-    """Whether the first value is strictly better."""
-    return first < second if lower_is_better(metric) else first > second
-
-
-def results(trials: Sequence[Trial], backbone: str) -> Table:
-    """The paper's layout for one backbone: a row a method and metric, a column a data set and learning rate."""
+def results(trials: Sequence[Trial], backbone: str, published: Published | None = None) -> Table:
+    """The results of one backbone: a row per method and metric, a column per data set and learning rate."""
     here = [trial for trial in trials if trial.backbone == backbone]
     names, rates, labels = metrics(here), _rates(here), _labels(here)
-    blocks = {(data, metric): _block(here, data, rates[data], labels, metric) for data in rates for metric in names}
+    blocks = {
+        (data, metric): _block(here, data, rates[data], labels, metric, published) for data in rates for metric in names
+    }
     rows = [
         ((label, short(metric)), tuple(cell for data in rates for cell in blocks[data, metric][label]))
         for label in [*labels, POPULARITY]
         for metric in names
         if any(cell.value is not None for data in rates for cell in blocks[data, metric][label])
     ]
+    noted = published.note if published is not None and any(cell.paper for _, cells in rows for cell in cells) else ""
     return Table(
         name=f"results_{backbone}",
         title=f"Results on the test part: {backbone}",
         heads=("loss", "metric"),
         columns=tuple((data, rate(lr)) for data in rates for lr in rates[data]),
         rows=tuple(rows),
-        note=_seeds(here) + MARKS + (PRINTED if any(cell.paper for _, cells in rows for cell in cells) else ""),
+        note=_seeds(here) + MARKS + noted,
     )
 
 
@@ -72,10 +79,18 @@ def _seeds(trials: Iterable[Trial]) -> str:
 
 
 def _block(
-    trials: Sequence[Trial], data: str, rates: Sequence[float | None], labels: Sequence[str], metric: str
+    trials: Sequence[Trial],
+    data: str,
+    rates: Sequence[float | None],
+    labels: Sequence[str],
+    metric: str,
+    published: Published | None,
 ) -> dict[str, list[Cell]]:
     """{label: cells} of one data set and metric, with the best of all marked; popularity stands outside."""
-    lines = {label: _cells(trials, data, rates, label, metric) for label in labels}
+    mine = {
+        label: {trial.lr: trial for trial in trials if (trial.data, trial.label) == (data, label)} for label in labels
+    }
+    lines = {label: _cells(mine[label], rates, metric, published) for label in labels}
     flat = iter(_marked([cell for cells in lines.values() for cell in cells], metric, "overall"))
     block = {label: [next(flat) for _ in cells] for label, cells in lines.items()}
     return block | {POPULARITY: [_popularity(trials, data, metric, len(rates))]}
@@ -94,23 +109,29 @@ def _labels(trials: Iterable[Trial]) -> list[str]:
     return sorted(labels, key=lambda label: (order(labels[label]), natural(label)))
 
 
-def _cells(trials: Sequence[Trial], data: str, rates: Sequence[float | None], label: str, metric: str) -> list[Cell]:
-    mine = {trial.lr: trial for trial in trials if (trial.data, trial.label) == (data, label)}
+def _cells(
+    mine: Mapping[float | None, Trial], rates: Sequence[float | None], metric: str, published: Published | None
+) -> list[Cell]:
+    """The cells of a method's trials by learning rate."""
     if None in mine:  # solved without a learning rate: one number for all of them
-        return [replace(_cell(mine[None], metric), span=len(rates))]
-    cells = [_cell(mine[lr], metric) if lr in mine else EMPTY for lr in rates]
+        return [replace(_beside(mine[None], metric, published), span=len(rates))]
+    cells = [_beside(mine[lr], metric, published) if lr in mine else EMPTY for lr in rates]
     return _marked(cells, metric, "best") if len(mine) > 1 else cells
 
 
-def _cell(trial: Trial, metric: str) -> Cell:
-    number = printed(trial, metric)
-    return replace(_bare(trial, metric), paper=None if number is None else number.value)
+def measured(trial: Trial, metric: str) -> Cell:
+    """The mean of a metric on the test part, with its spread over seeds."""
+    return Cell(trial.mean(metric), trial.spread(metric), text="-")
+
+
+def _beside(trial: Trial, metric: str, published: Published | None) -> Cell:
+    return replace(measured(trial, metric), paper=None if published is None else published.value(trial, metric))
 
 
 def _marked(cells: Sequence[Cell], metric: str, mark: Literal["best", "overall"]) -> list[Cell]:
     """The cells with those of the best value marked."""
     values = [cell.value for cell in cells if cell.value is not None]
-    best = (min if lower_is_better(metric) else max)(values, default=None)
+    best = (max if direction(metric) > 0 else min)(values, default=None)
     marks: dict[str, Any] = {mark: True}
     return [replace(cell, **marks) if best is not None and cell.value == best else cell for cell in cells]
 
@@ -121,21 +142,27 @@ def _popularity(trials: Sequence[Trial], data: str, metric: str, span: int) -> C
     return Cell(fmean(values) if values else None, text="-", span=span)
 
 
-def sweep(trials: Sequence[Trial], setting: str, fixed: Mapping[str, Any], title: str) -> Table | None:
+def sweep(
+    trials: Sequence[Trial],
+    setting: str,
+    fixed: Mapping[str, Any],
+    title: str,
+    published: Published | None = None,
+) -> Table | None:
     """One sampled method's metrics over the values of `setting`, the others as `fixed`; None where nothing varies.
 
-    The paper's layout: a row a data set, backbone and loss, a column a metric and value.
+    There is a row per data set, backbone and loss, and a column per metric and value.
     """
     swept = points(trials, setting, fixed)
     values = sorted({value for line in swept.values() for value in line}, key=sortable)
-    names = [name for name in metrics(trials) if not lower_is_better(name)]
+    names = [name for name in metrics(trials) if direction(name) > 0]
     if len(values) < 2:
         return None
     rows = []
     for heads, line in swept.items():
         cells = []
         for metric in names:
-            row = [_cell(line[value], metric) if value in line else EMPTY for value in values]
+            row = [_beside(line[value], metric, published) if value in line else EMPTY for value in values]
             cells += _marked(row, metric, "best")
         rows.append((heads, tuple(cells)))
     return Table(
@@ -158,7 +185,7 @@ def points(
     lines: dict[tuple[str, str, str], dict[Any, Trial]] = defaultdict(dict)
     for trial in chosen(trials, names[0]) if names else []:
         settings = trial.settings
-        if trial.loss in ("sampled_softmax", "nce") and all(settings.get(k) == v for k, v in fixed.items()):
+        if is_sampled(trial.loss) and all(settings.get(k) == v for k, v in fixed.items()):
             rest = {key: value for key, value in trial.varied.items() if key not in (setting, *fixed)}
             lines[(*trial.place, described(trial.loss, rest))].setdefault(settings.get(setting), trial)
     return {place: line for place, line in lines.items() if len(line) > 1}
@@ -169,31 +196,6 @@ def sortable(value: Any) -> tuple[bool, bool, Any]:
     return isinstance(value, str), value != "uniform", value
 
 
-def against_the_paper(trials: Sequence[Trial]) -> Table:
-    """Every number of ours that the paper has a number for, side by side."""
-    rows = []
-    for trial in trials:
-        for metric in metrics([trial]):
-            number, ours = printed(trial, metric), trial.mean(metric)
-            if number is None or ours is None:
-                continue
-            heads = (trial.data, trial.backbone, trial.label, rate(trial.lr), short(metric), number.table)
-            difference = Cell(100 * (ours / number.value - 1), digits=1)
-            state = Cell(text="; ".join(filter(None, (number.status, number.note))))
-            rows.append((heads, (_bare(trial, metric), Cell(number.value), difference, state)))
-    return Table(
-        name="paper",
-        title="The paper's numbers beside ours",
-        heads=("data", "backbone", "loss", "rate", "metric", "table"),
-        columns=(("ours",), ("paper",), ("difference, %",), ("status",)),
-        rows=tuple(rows),
-    )
-
-
-def _bare(trial: Trial, metric: str) -> Cell:
-    return Cell(trial.mean(metric), trial.spread(metric), text="-")
-
-
 def significance(trials: Sequence[Trial]) -> Table:
     """The best method of each data set and backbone against every other one, paired over users."""
     names = metrics(trials)
@@ -202,7 +204,7 @@ def significance(trials: Sequence[Trial]) -> Table:
         here = (
             [t for t in chosen(trials, names[0]) if t.place == place and t.mean(names[0]) is not None] if names else []
         )
-        ranked = sorted(here, key=lambda t: -(t.mean(names[0]) or 0))
+        ranked = sorted(here, key=lambda t: -direction(names[0]) * (t.mean(names[0]) or 0))
         found = [(other, compare(ranked[0], other, names[0])) for other in ranked[1:]]
         paired = [(other, result) for other, result in found if result is not None]
         adjusted = holm([result.t for _, result in paired])
@@ -230,102 +232,11 @@ def _p_value(p: float) -> str:
     return "< 1e-6" if p < 1e-6 else f"{p:.2g}"
 
 
-def cost(trials: Sequence[Trial]) -> Table:
-    """What a trial costs in time and memory."""
-    names = metrics(trials)
-    rows = []
-    for trial in chosen(trials, names[0]) if names else []:
-        epochs = trial.average(lambda r: float(r.epochs)) or 0
-        training = trial.average(lambda r: r.seconds.get("training"))
-        evaluation = trial.average(lambda r: r.seconds.get("evaluation"))
-        total = trial.average(lambda r: sum(r.seconds.values()))
-        heads = (trial.data, trial.backbone, trial.label, rate(trial.lr))
-        cells = (
-            Cell(epochs, digits=1),
-            Cell(trial.average(lambda r: float(r.best_epoch)), digits=1, text="-"),
-            Cell(training / epochs if training is not None and epochs else None, digits=3, text="-"),
-            Cell(evaluation / epochs if evaluation is not None and epochs else None, digits=3, text="-"),
-            Cell(arrival(trial, names[0], "seconds_train"), digits=1, text="-"),
-            Cell(total, digits=1, text="-"),
-            Cell(trial.average(lambda r: r.peak_memory_mb), digits=0, text="-"),
-        )
-        rows.append((heads, cells))
-    return Table(
-        name="cost",
-        title="Cost",
-        heads=("data", "backbone", "loss", "rate"),
-        columns=(
-            ("epochs",),
-            ("best epoch",),
-            ("training s / epoch",),
-            ("evaluation s / epoch",),
-            (f"training s to {NEAR:.0%} of own best",),
-            ("total s",),
-            ("peak memory MB",),
-        ),
-        rows=tuple(rows),
-        note="Peak memory is that of the process. Runs that shared the machine with others are slower than alone.",
-    )
-
-
-def arrival(trial: Trial, metric: str, column: str, goal: float | None = None) -> float | None:
-    """When the curve first reaches the goal (else 95 % of its own best), in the unit of `column`; None if never."""
-    curve = trial.curve
-    if metric not in curve or column not in curve:
-        return None
-    goal = NEAR * float(curve[metric].max()) if goal is None else goal
-    reached = curve[metric] >= goal
-    return float(curve[column][reached.argmax()]) if reached.any() else None
-
-
-PACE = tuple(
-    (name,)
-    for name in (
-        "epochs",
-        "best epoch",
-        "longest wait",
-        "s to the best",
-        f"epoch at {NEAR:.0%} of it",
-        "training s / epoch",
-    )
-)
-WAIT = "Longest wait: epochs from one best value to the next; early stopping with less patience would have ended there."
-
-
-def pace(trial: Trial, metric: str) -> tuple[Cell, ...]:
-    """The cells below `PACE`."""
-    curve = trial.curve.get(metric)
-    values = (
-        (trial.average(lambda r: float(r.epochs)), 1),
-        (trial.average(lambda r: float(r.best_epoch)), 1),
-        (longest_wait(trial, metric), 0),
-        (None if curve is None else arrival(trial, metric, "seconds_train", float(curve.max())), 1),
-        (arrival(trial, metric, "epoch"), 1),
-        (epoch_seconds(trial), 2),
-    )
-    return tuple(Cell(value, text="-", digits=digits) for value, digits in values)
-
-
-def longest_wait(trial: Trial, metric: str) -> float | None:
-    """The most epochs from a best value of the curve to the next."""
-    curve = trial.curve
-    if metric not in curve or "epoch" not in curve:
-        return None
-    best = np.maximum.accumulate(curve[metric])
-    rises = np.append(True, best[1:] > best[:-1])
-    return float(np.diff(curve["epoch"][rises], prepend=0).max())
-
-
-def epoch_seconds(trial: Trial) -> float | None:
-    """Training seconds of an epoch."""
-    return trial.average(lambda r: r.seconds["training"] / r.epochs if r.epochs and "training" in r.seconds else None)
-
-
 def approximations(trials: Sequence[Trial]) -> Table:
     """Predicted, exact and measured bias and variance of the sampled losses."""
     rows = []
     for trial in chosen(trials, (metrics(trials) or [""])[0]):
-        for row in trial.runs[0].probe.get("approximations", ()) if trial.loss == "softmax" else ():
+        for row in trial.runs[0].probe.get("approximations", ()) if trial.loss == BASELINE.name else ():
             heads = (*trial.place, f"{row['member']} {row['correction'] or ''}".strip(), str(row["num_negatives"]))
             cells = [Cell(row[f"{how}_{what}"]) for what in ("bias", "variance") for how in ("predicted", "exact")]
             drawn = [Cell(row[f"measured_{what}"], row[f"measured_{what}_error"]) for what in ("bias", "variance")]

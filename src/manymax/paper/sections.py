@@ -1,0 +1,84 @@
+"""What the page of a study says of the paper: its findings, judged by the study's runs, and its numbers beside ours.
+
+`manymax report` and `manymax study` hand `EXTRA` and `PUBLISHED` to `manymax.study.report.page.report`, which knows
+nothing of the paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from markupsafe import Markup
+
+from manymax.paper.findings import Case, Judgement, judge
+from manymax.paper.printed import printed
+from manymax.study.report.formats import Cell, Table
+from manymax.study.report.runs import Trial, metrics
+from manymax.study.report.sections import Card, Extra, Published, Section
+from manymax.study.report.tables import measured, rate, short
+
+LONG = 30  # rows from which the table of numbers is folded: it is not the main thing of the page
+# Marked as safe: it is fixed text, and its apostrophe needs no escaping in the page.
+BY_THE_PAPER = Markup("by the paper's own tables: ")
+
+
+def findings(made: Sequence[Trial]) -> Section:
+    """The paper's findings, each with the verdict of the trials and that of the paper's own tables."""
+    text = (
+        "The paper's findings, each decided by a fixed rule from the runs of this study, and from the paper's tables."
+    )
+    return Section("findings", "Findings", text, cards=tuple(map(_card, judge(made))))
+
+
+def _card(judged: Judgement) -> Card:
+    return Card(
+        title=f"{judged.finding.number}. {judged.finding.claim}",
+        verdict=judged.verdict,
+        remark=BY_THE_PAPER + (judged.printed_verdict if judged.printed else "nothing printed"),
+        missing=tuple(judged.missing),
+        rule=judged.finding.rule,
+        cases=(("Our runs", _said(judged.cases)), ("The paper's tables", _said(judged.printed))),
+    )
+
+
+def _said(cases: Iterable[Case]) -> tuple[tuple[bool | None, str], ...]:
+    return tuple((case.supports, f"{case.name}: {case.why}") for case in cases)
+
+
+def against_the_paper(made: Sequence[Trial]) -> Section:
+    """Our numbers beside those that the paper prints."""
+    table = numbers(made)
+    gap = "No run has the data, backbone, loss and settings of a printed number (ml-1m, gowalla, electronics)."
+    missing = () if table.rows else (gap,)
+    found = (table,) if table.rows else ()
+    return Section("paper", "The paper", tables=found, missing=missing, folded=len(table.rows) > LONG)
+
+
+def numbers(trials: Iterable[Trial]) -> Table:
+    """Every number of ours that the paper has a number for, side by side."""
+    rows = []
+    for trial in trials:
+        for metric in metrics([trial]):
+            number, ours = printed(trial, metric), trial.mean(metric)
+            if number is None or ours is None:
+                continue
+            heads = (trial.data, trial.backbone, trial.label, rate(trial.lr), short(metric), number.table)
+            difference = Cell(100 * (ours / number.value - 1), digits=1)
+            state = Cell(text="; ".join(filter(None, (number.status, number.note))))
+            rows.append((heads, (measured(trial, metric), Cell(number.value), difference, state)))
+    return Table(
+        name="paper",
+        title="The paper's numbers beside ours",
+        heads=("data", "backbone", "loss", "rate", "metric", "table"),
+        columns=(("ours",), ("paper",), ("difference, %",), ("status",)),
+        rows=tuple(rows),
+    )
+
+
+def _value(trial: Trial, metric: str) -> float | None:
+    number = printed(trial, metric)
+    return None if number is None else number.value
+
+
+EXTRA = (Extra("results", findings), Extra("data", against_the_paper))
+PUBLISHED = Published(_value, "Small or in brackets: what the paper prints.")

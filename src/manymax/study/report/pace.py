@@ -1,0 +1,112 @@
+"""How soon a trial arrives at its values, and what that costs in time and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from manymax.study.report.formats import Cell, Table
+from manymax.study.report.runs import Array, Trial, chosen, direction, metrics
+from manymax.study.report.tables import rate
+
+NEAR = 0.95  # of the best validation value: when a run counts as having arrived
+
+
+def cost(trials: Sequence[Trial]) -> Table:
+    """What a trial costs in time and memory."""
+    names = metrics(trials)
+    rows = []
+    for trial in chosen(trials, names[0]) if names else []:
+        epochs = trial.average(lambda r: float(r.epochs)) or 0
+        training = trial.average(lambda r: r.seconds.get("training"))
+        evaluation = trial.average(lambda r: r.seconds.get("evaluation"))
+        total = trial.average(lambda r: sum(r.seconds.values()))
+        heads = (trial.data, trial.backbone, trial.label, rate(trial.lr))
+        cells = (
+            Cell(epochs, digits=1),
+            Cell(trial.average(lambda r: float(r.best_epoch)), digits=1, text="-"),
+            Cell(training / epochs if training is not None and epochs else None, digits=3, text="-"),
+            Cell(evaluation / epochs if evaluation is not None and epochs else None, digits=3, text="-"),
+            Cell(arrival(trial, names[0], "seconds_train"), digits=1, text="-"),
+            Cell(total, digits=1, text="-"),
+            Cell(trial.average(lambda r: r.peak_memory_mb), digits=0, text="-"),
+        )
+        rows.append((heads, cells))
+    return Table(
+        name="cost",
+        title="Cost",
+        heads=("data", "backbone", "loss", "rate"),
+        columns=(
+            ("epochs",),
+            ("best epoch",),
+            ("training s / epoch",),
+            ("evaluation s / epoch",),
+            (f"training s to {NEAR:.0%} of own best",),
+            ("total s",),
+            ("peak memory MB",),
+        ),
+        rows=tuple(rows),
+        note="Peak memory is that of the process. Runs that shared the machine with others are slower than alone.",
+    )
+
+
+def arrival(trial: Trial, metric: str, column: str, goal: float | None = None) -> float | None:
+    """When the curve first reaches the goal, in the unit of `column`; None if never.
+
+    Without a goal it is 95 % of the curve's own best value, of a metric of which less is better 1 / 95 %.
+    """
+    curve = trial.curve
+    if metric not in curve or column not in curve:
+        return None
+    sign = direction(metric)
+    goal = NEAR**sign * _best(curve[metric], metric) if goal is None else goal
+    reached = sign * curve[metric] >= sign * goal
+    return float(curve[column][reached.argmax()]) if reached.any() else None
+
+
+def _best(curve: Array, metric: str) -> float:
+    return float(curve.max() if direction(metric) > 0 else curve.min())
+
+
+PACE = tuple(
+    (name,)
+    for name in (
+        "epochs",
+        "best epoch",
+        "longest wait",
+        "s to the best",
+        f"epoch at {NEAR:.0%} of it",
+        "training s / epoch",
+    )
+)
+WAIT = "Longest wait: epochs from one best value to the next; early stopping with less patience would have ended there."
+
+
+def pace(trial: Trial, metric: str) -> tuple[Cell, ...]:
+    """The cells below `PACE`."""
+    curve = trial.curve.get(metric)
+    values = (
+        (trial.average(lambda r: float(r.epochs)), 1),
+        (trial.average(lambda r: float(r.best_epoch)), 1),
+        (longest_wait(trial, metric), 0),
+        (None if curve is None else arrival(trial, metric, "seconds_train", _best(curve, metric)), 1),
+        (arrival(trial, metric, "epoch"), 1),
+        (epoch_seconds(trial), 2),
+    )
+    return tuple(Cell(value, text="-", digits=digits) for value, digits in values)
+
+
+def longest_wait(trial: Trial, metric: str) -> float | None:
+    """The most epochs from a best value of the curve to the next."""
+    curve = trial.curve
+    if metric not in curve or "epoch" not in curve:
+        return None
+    best = np.maximum.accumulate(direction(metric) * curve[metric])
+    rises = np.append(True, best[1:] > best[:-1])
+    return float(np.diff(curve["epoch"][rises], prepend=0).max())
+
+
+def epoch_seconds(trial: Trial) -> float | None:
+    """Training seconds of an epoch."""
+    return trial.average(lambda r: r.seconds["training"] / r.epochs if r.epochs and "training" in r.seconds else None)

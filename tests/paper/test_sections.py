@@ -1,0 +1,98 @@
+"""What the page of a study says of the paper, and that it says so only where a command hands it in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from manymax.errors import ManymaxError
+from manymax.paper.sections import EXTRA, PUBLISHED, findings, numbers
+from manymax.study.report.formats import Cell, Table
+from manymax.study.report.page import PAGE, build, report
+from manymax.study.report.runs import Trial, read_study, trials
+from manymax.study.report.sections import Extra, Section
+from manymax.study.report.tables import results
+from tests.study.report.generated import write_run
+
+
+def made(folder: Path) -> list[Trial]:
+    return trials(read_study(folder).done)
+
+
+def row(table: Table, *heads: str) -> tuple[Cell, ...]:
+    (cells,) = [cells for names, cells in table.rows if names == heads]
+    return cells
+
+
+def test_the_sections_of_the_paper_have_their_places(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    study = read_study(tmp_path)
+    with_paper = [section.id for section in build(study, EXTRA, PUBLISHED)]
+    assert with_paper[:2] == ["findings", "results"]
+    assert with_paper[with_paper.index("data") - 1] == "paper"
+    assert [each for each in with_paper if each not in ("findings", "paper")] == [s.id for s in build(study)]
+
+
+def test_without_them_the_page_does_not_speak_of_the_paper(tmp_path: Path) -> None:
+    write_run(tmp_path / "study", data="ml-1m")
+    pages = {}
+    for name, more in (("with", {"extra": EXTRA, "published": PUBLISHED}), ("without", {})):
+        page = report(tmp_path / "study", tmp_path / name, images=False, **more)
+        body = page.read_text(encoding="utf-8").partition("<header>")[2].partition("<script>")[0]
+        pages[name] = body.lower()
+    assert "the paper" in pages["with"]
+    assert "0.2661" in pages["with"]
+    assert "paper" not in pages["without"]
+    assert "0.2661" not in pages["without"]
+    assert not (tmp_path / "without" / "tables" / "paper.csv").exists()
+    assert (tmp_path / "without" / PAGE).is_file()
+
+
+def test_a_section_needs_a_place(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    with pytest.raises(ManymaxError, match=r"`before`.*'nowhere'"):
+        build(read_study(tmp_path), [Extra("nowhere", lambda _: Section("mine", "Mine"))])
+
+
+def test_every_finding_is_a_card_with_its_cases(tmp_path: Path) -> None:
+    write_run(tmp_path, loss="rankmax")
+    write_run(tmp_path, loss="softmax")
+    section = findings(made(tmp_path))
+    assert [card.title.partition(".")[0] for card in section.cards] == [str(number) for number in range(1, 10)]
+    card = section.cards[1]
+    assert (card.verdict, card.count, card.missing) == ("confirmed", 1, ())
+    (whose, ours), (_, theirs) = card.cases
+    assert whose == "Our runs"
+    assert ours[0][0] is True
+    assert ours[0][1].startswith("planted, mf: rankmax")
+    assert theirs
+    assert section.cards[0].missing
+
+
+def test_the_papers_numbers_stand_beside_ours(tmp_path: Path) -> None:
+    write_run(tmp_path, loss="softmax", data="ml-1m", lr=1e-3)
+    write_run(tmp_path, loss="softmax", data="planted")
+    write_run(tmp_path, loss="entmax", data="ml-1m", alpha=1.2)  # the paper has 1.5 alone
+    write_run(tmp_path, loss="nce", data="ml-1m", num_negatives=50, lr=1e-4)
+    write_run(tmp_path, loss="nce", data="gowalla", sampler="dns")
+    write_run(tmp_path, loss="nce", data="electronics", sampler="dns", pool=50)
+    write_run(tmp_path, loss="rg", data="ml-1m")
+    write_run(tmp_path, loss="rg", data="ml-1m", solver="als")
+    found = {names[:3]: cells[1].value for names, cells in numbers(made(tmp_path)).rows if "N@20" in names}
+    assert found == {
+        ("ml-1m", "mf", "softmax"): 0.2661,
+        ("ml-1m", "mf", "nce"): 0.2409,
+        ("gowalla", "mf", "nce"): 0.0599,
+        ("ml-1m", "mf", "rg (solver=als)"): 0.2785,
+    }
+    assert row(results(made(tmp_path), "mf", PUBLISHED), "softmax", "N@20")[-1].value is not None
+    softmax = next(t for t in made(tmp_path) if t.data == "ml-1m" and t.loss == "softmax")
+    ours, paper, difference, _ = next(cells for names, cells in numbers([softmax]).rows if "N@20" in names)
+    assert difference.value == pytest.approx(100 * (ours.value / paper.value - 1))
+
+
+def test_a_doubtful_number_says_so(tmp_path: Path) -> None:
+    write_run(tmp_path, loss="nce", data="gowalla", lr=1e-2)  # no printed rate: the tables of k and proposals count
+    (cells,) = [cells for names, cells in numbers(made(tmp_path)).rows if "N@20" in names]
+    assert cells[1].value == 0.0518
