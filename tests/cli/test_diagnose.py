@@ -18,11 +18,11 @@ from typer.testing import CliRunner, Result
 
 from manymax.cli.app import app
 from manymax.members import FAMILY
+from manymax.members.sampled_softmax.theory import ESTIMATES
 from manymax.study import diagnosis
 from manymax.study.config import RunConfig
 from manymax.study.run import run as run_study
 from manymax.theory.bias_variance import estimate
-from manymax.theory.cases import ESTIMATES
 from tests.exact import normal
 
 SMALL = ("--rows", "4", "--num-negatives", "3", "--draws", "50")

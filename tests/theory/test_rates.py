@@ -10,14 +10,14 @@ from torch import Tensor
 
 from manymax.errors import ArgumentError
 from manymax.members import FAMILY
+from manymax.members.nce.theory import expected_nce_curvature
+from manymax.paper.rates import rate_ordering
 from manymax.theory.consistency import conditional_risk
 from manymax.theory.rates import (
     contractions,
     descend,
-    expected_nce_curvature,
     head_gradient,
     head_rates,
-    rate_ordering,
     rates,
     worst_head,
 )

@@ -11,6 +11,7 @@ from manymax.members.entmax.loss import (
     entmax_loss,
     foundation,
 )
+from manymax.members.entmax.theory import THEORY
 
 MEMBER = Member(
     name="entmax",
@@ -28,5 +29,6 @@ MEMBER = Member(
     native=True,
     cost=COST,
     traffic=TRAFFIC,
+    theory=THEORY,
     reference="Peters, Niculae, Martins, ACL 2019; Correia, Niculae, Martins, EMNLP 2019",
 )

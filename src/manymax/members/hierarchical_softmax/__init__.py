@@ -7,7 +7,9 @@ from manymax.members.hierarchical_softmax.loss import (
     HierarchicalSoftmaxLoss,
     cost,
     hierarchical_softmax_loss,
+    mean_code_length,
 )
+from manymax.members.hierarchical_softmax.theory import THEORY
 
 MEMBER = Member(
     name="hierarchical_softmax",
@@ -20,5 +22,7 @@ MEMBER = Member(
     facts=FACTS,
     unsharded="its vectors stand at the nodes of a tree, and every path begins at the same few of them",
     cost=cost,
+    path_length=mean_code_length,
+    theory=THEORY,
     reference="Morin and Bengio, AISTATS 2005; on Huffman's tree: Mikolov et al., NeurIPS 2013",
 )

@@ -3,6 +3,7 @@
 from manymax.engine.member import Member, Takes
 from manymax.members.rankmax.kernel import COST, TRAFFIC
 from manymax.members.rankmax.loss import FACTS, FORMULAS, RankmaxLoss, rankmax, rankmax_loss
+from manymax.members.rankmax.theory import THEORY
 
 MEMBER = Member(
     name="rankmax",
@@ -19,5 +20,6 @@ MEMBER = Member(
     native=True,
     cost=COST,
     traffic=TRAFFIC,
+    theory=THEORY,
     reference="Kong, Krichene, Mayoraz, Rendle, Zhang, NeurIPS 2020",
 )

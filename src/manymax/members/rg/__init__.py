@@ -3,6 +3,7 @@
 from manymax.engine.member import Member
 from manymax.members.rg.kernel import cost, traffic
 from manymax.members.rg.loss import FACTS, FORMULAS, RGLoss, foundation, rg, rg_loss
+from manymax.members.rg.theory import THEORY
 
 MEMBER = Member(
     name="rg",
@@ -17,5 +18,6 @@ MEMBER = Member(
     facts=FACTS,
     cost=cost,
     traffic=traffic,
+    theory=THEORY,
     reference="Pu et al., ICML 2024",
 )

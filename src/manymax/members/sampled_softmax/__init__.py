@@ -9,6 +9,7 @@ from manymax.members.sampled_softmax.loss import (
     SampledSoftmaxLoss,
     sampled_softmax_loss,
 )
+from manymax.members.sampled_softmax.theory import THEORY
 
 MEMBER = Member(
     name="sampled_softmax",
@@ -24,5 +25,6 @@ MEMBER = Member(
     takes=Takes(smoothing=False, float_rows=False),
     cost=sampled_cost,
     traffic=sampled_traffic(sums=3, row=4 * FLOAT),
+    theory=THEORY,
     reference="Jean et al., ACL 2015; Ma and Collins, EMNLP 2018",
 )

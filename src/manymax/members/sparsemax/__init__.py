@@ -3,6 +3,7 @@
 from manymax.engine.member import Member
 from manymax.members.entmax.kernel import COST, TRAFFIC
 from manymax.members.sparsemax.loss import FACTS, FORMULAS, SparsemaxLoss, foundation, sparsemax, sparsemax_loss
+from manymax.members.sparsemax.theory import THEORY
 
 MEMBER = Member(
     name="sparsemax",
@@ -18,5 +19,6 @@ MEMBER = Member(
     native=True,
     cost=COST,
     traffic=TRAFFIC,
+    theory=THEORY,
     reference="Martins and Astudillo, ICML 2016",
 )

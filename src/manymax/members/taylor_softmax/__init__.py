@@ -11,6 +11,7 @@ from manymax.members.taylor_softmax.loss import (
     taylor_softmax,
     taylor_softmax_loss,
 )
+from manymax.members.taylor_softmax.theory import THEORY
 
 MEMBER = Member(
     name="taylor_softmax",
@@ -26,5 +27,6 @@ MEMBER = Member(
     ranking_key=ranking_key,
     cost=COST,
     traffic=TRAFFIC,
+    theory=THEORY,
     reference="de Brebisson and Vincent, ICLR 2016; Banerjee et al. 2020",
 )
