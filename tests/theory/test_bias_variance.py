@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from torch import Tensor
 
 from benchmarks import bias as enumeration
 from manymax import ClassTree, HuffmanTree, nce_loss, sampled_softmax_loss, taylor_softmax_loss
-from manymax.engine.approximation import TOLERANCE
+from manymax.engine.approximation import TOLERANCE, Parts
+from manymax.engine.member import Approximation, Setting, Theory
 from manymax.errors import ArgumentError, ArgumentTypeError, ManymaxError
 from manymax.members import FAMILY
 from manymax.members.nce.loss import expected_loss
@@ -22,6 +24,7 @@ from manymax.members.rg.loss import error_bound
 from manymax.members.rg.theory import rg_series
 from manymax.members.sampled_softmax.theory import ESTIMATES
 from manymax.ops import log_sums
+from manymax.table import Table
 from manymax.theory import cases
 from manymax.theory.approximations import approximations, tree_log_probs
 from manymax.theory.bias_variance import Estimate, deviation, divergences, drawn, estimate, negatives_needed
@@ -460,6 +463,20 @@ def test_goals_that_cannot_be_reached() -> None:
     assert negatives_needed("ssm", SCORES, 1e-3, log_q=Q.log(), maximum=10) is None
     with pytest.raises(ArgumentError, match="`goal`"):
         negatives_needed("ssm", SCORES, 0.0)
+
+
+def test_a_new_member_states_its_own_approximation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its record is all that is read: formula, setting with a range, and what it leaves out."""
+    shift = Setting("shift", float, 0.5, "Added to the loss.", least=0)
+    known = Approximation(lambda case: Parts.exact(torch.full_like(case.shares, case.settings["shift"])), (shift,))
+    member = replace(FAMILY["rankmax"], name="shifted", theory=Theory(approximation=known))
+    monkeypatch.setattr("manymax.theory.approximations.FAMILY", Table("loss", *FAMILY.values(), member))
+    torch.testing.assert_close(deviation("shifted", SCORES), torch.full((2,), 0.25).double())
+    torch.testing.assert_close(deviation("shifted", SCORES, TARGET, shift=2.0), torch.full((2,), 4.0).double())
+    with pytest.raises(ArgumentError, match="`shift` must be a number of at least 0"):
+        estimate("shifted", SCORES, shift=-1.0)
+    with pytest.raises(ArgumentError, match=r"got 'shifted', which draws no negatives"):
+        negatives_needed("shifted", SCORES, 0.1)
 
 
 # --- arguments ---
