@@ -6,7 +6,7 @@ Two ways, because no single one reaches everywhere:
 
     enumeration   A loss on k draws depends only on how often each class was drawn, so its mean is a sum over the
                   count vectors, C(k + C - 1, k) of them. Any estimate, few classes.
-    quadrature    `manymax.theory.log_sums`: any number of classes, plain logarithms only.
+    quadrature    `manymax.ops.log_sums`: any number of classes, plain logarithms only.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from manymax import sampled_softmax_loss
+from manymax.ops import log_sums
 from manymax.ops.divergences import chi_square
-from manymax.theory import log_sums
 
 PAGE = Path(__file__).parents[1] / "docs" / "small_samples.md"
 DEBIAS = (None, "delta", "jackknife")

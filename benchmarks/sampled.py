@@ -3,8 +3,8 @@
     python benchmarks/sampled.py              N = 2048, k = 100, d = 64, C = 10^4, 10^5, 10^6
     python benchmarks/sampled.py --quick      N = 256, C = 10^3, 10^4, 10^5
 
-A step is drawing, loss and gradients. With `sparse_grad=True` the gradient has one row for each drawn class, so that the
-optimizer (SparseAdam here) touches those rows alone; with a dense gradient the table of zeros and Adam grow with C.
+A step is drawing, loss and gradients. With `sparse_grad=True` the gradient has one row for each drawn class, so that
+the optimizer (SparseAdam here) touches those rows alone; with a dense gradient the table of zeros and Adam grow with C.
 
 What of a step's time still grows with C? Not the number of classes by itself: "from 10,000 classes" draws labels and
 negatives from the same number of classes at every C, so that as many vectors are touched, and in cache, as at the

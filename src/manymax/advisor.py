@@ -15,7 +15,6 @@ for huge C a sampled member that reaches the target sooner, or, where time is sh
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -27,11 +26,10 @@ from torch import Tensor
 from manymax.engine.cost import FLOAT, Machine, Shape
 from manymax.engine.member import Member
 from manymax.errors import ArgumentError, ArgumentTypeError, check_choice
-from manymax.members import FAMILY
-from manymax.members.hierarchical_softmax.loss import mean_code_length
-from manymax.members.softmax.loss import softmax_loss
+from manymax.members import BASELINE, FAMILY
 from manymax.theory.bias_variance import deviation, negatives_needed
 from manymax.theory.cost import cost, measure_machine
+from manymax.theory.order import member_map
 
 # What a metric asks for: the multi-label form whose minimiser ranks by what the metric rewards.
 METRICS = {
@@ -347,7 +345,7 @@ class _Case:
 
     def _affordable(self, member: Member, most: int) -> int:
         """The largest k up to `most` that fits and takes no longer than softmax would, by bisection; 1 if none does."""
-        whole = self._seconds(FAMILY["softmax"], self.situation.shape())
+        whole = self._seconds(BASELINE, self.situation.shape())
         if self._seconds(member, self.situation.shape(num_negatives=1)) > whole:
             whole = math.inf  # a step this small is all calls: no k is faster
 
@@ -399,23 +397,21 @@ class _Case:
         return max(self._square(member, place) for place in places)
 
     def _square(self, member: Member, scores: Tensor) -> float:
-        losses = [loss(scores, self.sample.labels, reduction="none") for loss in (member.loss, softmax_loss)]
+        losses = [loss(scores, self.sample.labels, reduction="none") for loss in (member.loss, BASELINE.loss)]
         return float((losses[0] - losses[1]).square().mean())
 
     def _probs(self, member: Member) -> Tensor:
         """What the member's map makes of the sample; some maps are told the label."""
-        assert member.map is not None
-        told = "target" in inspect.signature(member.map).parameters
-        return member.map(self.sample.scores, self.sample.labels) if told else member.map(self.sample.scores)
+        return member_map(member, self.sample.labels)(self.sample.scores)
 
     def _distribution(self, member: Member) -> bool:
         """Whether the scores alone give probabilities. Those of a sampled member are softmax's, or exp(s) of NCE."""
         if member.map is None or member.kind == "tree":
             return True
-        return "target" not in inspect.signature(member.map).parameters and bool((self._probs(member) >= 0).all())
+        return not member.needs_label and bool((self._probs(member) >= 0).all())
 
     def _given_up(self, member: Member, shape: Shape) -> Iterator[str]:
-        facts, whole = member.facts, FAMILY["softmax"].facts
+        facts, whole = member.facts, BASELINE.facts
         if not facts.calibrated.value:
             yield f"consistency: {facts.calibrated.text}"
         if not facts.convex.value:
@@ -424,7 +420,7 @@ class _Case:
             yield "calibrated probabilities: those of its map need the label, or can be negative"
         if facts.order is not None and whole.order is not None and facts.order.value != whole.order.value:
             yield f"order: {facts.order.text}"
-        if _smoothness(member, shape) > _smoothness(FAMILY["softmax"], shape):
+        if _smoothness(member, shape) > _smoothness(BASELINE, shape):
             yield f"conditioning: {facts.smoothness.text}"
         if member.kind == "sampled" and shape.shared:
             yield "independent noise: all rows of a batch have the same negatives"
@@ -432,15 +428,15 @@ class _Case:
     def _why(
         self, member: Member, shape: Shape, seconds: float, off: float | None, proposal: str | None, needed: int | None
     ) -> str:
-        share = seconds / self._seconds(FAMILY["softmax"], shape)
-        time, target = f"{share:.2g} times softmax's time", self.situation.target
+        share = seconds / self._seconds(BASELINE, shape)
+        time, target = f"{share:.2g} times {BASELINE.name}'s time", self.situation.target
         if off is None:
-            length = mean_code_length(shape.num_classes)
+            length = member.needed("path_length")(shape.num_classes)
             return f"{length:.3g} decisions a label, {time}; how well its own vectors fit, scores do not tell"
         if off == 0:
-            return "the softmax loss itself"
+            return f"the {BASELINE.name} loss itself"
         if member.kind != "sampled":
-            return f"another loss, {off:.2g} from softmax's here or at its own minimum, {time}"
+            return f"another loss, {off:.2g} from {BASELINE.name}'s here or at its own minimum, {time}"
         drawn = f"{shape.num_negatives:,} draws from the {proposal} proposal"
         if off <= target:
             return f"{drawn} bring the deviation to {off:.2g}, {time}"
@@ -453,5 +449,4 @@ def _smoothness(member: Member, shape: Shape) -> float:
     fact = member.facts.smoothness
     if fact.fn is None:
         return math.inf if fact.value is None else float(fact.value)
-    wanted = inspect.signature(fact.fn).parameters
-    return fact.fn(**{name: getattr(shape, name) for name in ("num_classes", "num_negatives") if name in wanted})
+    return fact.fn(num_classes=shape.num_classes, **{name: getattr(shape, name) for name in fact.sizes})

@@ -24,7 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "table": set(),
     "ops": set(),
-    "engine": {"ops"},
+    "engine": {"ops", "samplers"},  # heads that draw are run there too
     "members": {"engine", "samplers", "ops"},
     "samplers": {"ops"},
     "heads": {"members", "engine", "samplers", "ops"},
@@ -37,10 +37,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "study.records": {"study.config", "study.data", "study.files"},
     "study.backbones": {"study.data", "ops"},
     "study.parallel": {"distributed", "engine", "samplers", "study.data"},
-    "study.train": {"heads", "samplers"}
+    "study.train": {"engine", "heads", "samplers"}
     | {f"study.{n}" for n in ("backbones", "config", "course", "data", "parallel", "seeds")},
     "study.train_als": {"members", "study.backbones", "study.course", "study.data", "study.seeds", "study.train"},
-    "study.evaluate": {"heads", "study.backbones", "study.data", "study.metrics"},
+    "study.evaluate": {"engine", "heads", "study.backbones", "study.data", "study.metrics"},
     "study.report": {"members", *(f"study.{n}" for n in ("backbones", "files", "metrics", "records"))},
     "study": {*LIBRARY, "study", "paper"},
     "paper": {*LIBRARY, "study"},

@@ -18,11 +18,11 @@ from typer.testing import CliRunner, Result
 
 from manymax.cli.app import app
 from manymax.members import FAMILY
+from manymax.members.sampled_softmax.theory import ESTIMATES
 from manymax.study import diagnosis
 from manymax.study.config import RunConfig
 from manymax.study.run import run as run_study
 from manymax.theory.bias_variance import estimate
-from manymax.theory.cases import ESTIMATES
 from tests.exact import normal
 
 SMALL = ("--rows", "4", "--num-negatives", "3", "--draws", "50")
@@ -167,7 +167,7 @@ def test_panels_are_the_matrices() -> None:
     subject = diagnosis.built_in("gaussian", 5, 20, diagnosis_generator())
     figures = diagnosis.heat_maps(subject, 20)
     axes = {ax.get_title(): ax for ax in figures["gradients"].axes if ax.get_title()}
-    assert list(axes) == ["softmax", "sparsemax", "entmax 1.5", "rankmax", "taylor_softmax", "rg"]
+    assert list(axes) == ["softmax", "sparsemax", "entmax 1.5", "rankmax", "taylor_softmax 2", "rg"]
     dense, sparse = (np.ma.getdata(axes[name].images[0].get_array()) for name in ("softmax", "sparsemax"))
     order = subject.scores.argsort(dim=-1, descending=True)
     labels = (order == subject.target[:, None]).nonzero()[:, 1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import pydoc
 from collections.abc import Callable
 from typing import Any
 
@@ -12,12 +13,14 @@ import torch
 from torch import Tensor, nn
 
 import manymax
-from manymax import FAMILY, ArgumentError, ArgumentTypeError
+from manymax import FAMILY, ArgumentError, ArgumentTypeError, heads
 from manymax.engine.member import Member
+from manymax.members import REFERENCES
 
 C, DIM, ROWS = 37, 8, 64
-HAS_VECTORS = [member for member in FAMILY.values() if member.kind != "tree"]
-TREES = [member for member in FAMILY.values() if member.kind == "tree"]
+ALL = [*FAMILY.values(), *REFERENCES.values()]
+HAS_VECTORS = [member for member in ALL if member.kind != "tree"]
+TREES = [member for member in ALL if member.kind == "tree"]
 EXACT = [member for member in HAS_VECTORS if member.kind != "sampled"]
 SAMPLED = [member for member in HAS_VECTORS if member.kind == "sampled"]
 OPTIONS = {  # in torch's order
@@ -36,18 +39,18 @@ def members(rows: list[Member]) -> Any:
 
 
 def function(member: Member) -> Callable[..., Tensor]:
-    return getattr(manymax, f"linear_{member.name}_loss")
+    return getattr(heads, f"linear_{member.name}_loss")
 
 
 def module(member: Member) -> type[nn.Module]:
-    return getattr(manymax, f"Linear{member.module.__name__}")
+    return getattr(heads, f"Linear{member.class_name}Loss")
 
 
 def make_head(member: Member, in_features: int | None = DIM, **options: Any) -> Any:
     """A head of the member with class vectors (or node vectors) of its own."""
     torch.manual_seed(0)
     if member.kind == "tree":
-        return member.module(in_features, manymax.HuffmanTree(torch.arange(1, C + 1)), **options)
+        return module(member)(in_features, C, manymax.HuffmanTree(torch.arange(1, C + 1)), **options)
     if member.kind == "sampled":
         options = {"num_negatives": 10, "generator": torch.Generator().manual_seed(0), **options}
     return module(member)(in_features, C, **options)
@@ -64,9 +67,11 @@ def some_labels(*batch: int) -> Tensor:
 # Names and signatures ----------------------------------------------------------------------------
 
 
-@members(HAS_VECTORS)
+@members(ALL)
 def test_every_member_has_a_function_and_a_module(member: Member) -> None:
-    assert {function(member).__name__, module(member).__name__} <= set(manymax.__all__)
+    assert {function(member).__name__, module(member).__name__} <= set(heads.__all__)
+    if member.name in FAMILY:
+        assert {function(member).__name__, module(member).__name__} <= set(manymax.__all__)
     assert issubclass(module(member), manymax.LinearHead)
     assert inspect.getdoc(function(member))
     assert inspect.getdoc(module(member))
@@ -79,8 +84,8 @@ def test_arguments_are_those_of_torch(member: Member) -> None:
     assert [name for name in ours if name in OPTIONS] == list(OPTIONS)
     assert {name: ours[name].default for name in OPTIONS} == OPTIONS
     assert all(ours[name].kind == inspect.Parameter.KEYWORD_ONLY for name in OPTIONS)
-    for name, default in member.examples[0].items():
-        assert ours[name].default == default
+    for setting in member.settings:
+        assert ours[setting.name].default == setting.default
     theirs = getattr(torch.nn.functional, "linear_cross_entropy", None)
     if theirs is not None:  # new in torch
         shared = [name for name in inspect.signature(theirs).parameters if name in ours]
@@ -92,25 +97,53 @@ def test_arguments_of_sampled_heads(member: Member) -> None:
     ours = inspect.signature(function(member)).parameters
     assert list(ours)[:5] == ["input", "linear_weight", "target", "sampler", "num_negatives"]
     plain = inspect.signature(member.loss).parameters
-    for name in set(plain) & set(ours):
-        assert ours[name].default == plain[name].default
+    for setting in member.settings:
+        assert ours[setting.name].default == setting.default
+        assert setting.default == plain[setting.name].default or setting.start is not None
     # what a plain sampled loss takes and the head does not is what the draw tells
-    assert set(plain) - set(ours) == {"positive", "negative", "log_q_positive", "log_q_negative", "hits"}
+    assert set(plain) - set(ours) <= {"positive", "negative", "log_q_positive", "log_q_negative", "hits"}
     for name in ("linear_bias", "weight", "reduction", "ignore_index", "multilabel"):
         assert ours[name].default == OPTIONS[name]
 
 
-@members(HAS_VECTORS)
+@members(ALL)
 def test_the_module_takes_every_option_of_the_function(member: Member) -> None:
-    taken: set[str] = set()
-    for base in module(member).__mro__:
-        if base is nn.Module:
-            break
-        taken |= set(inspect.signature(base.__init__).parameters)  # type: ignore[misc]
-    assert (
-        set(inspect.signature(function(member)).parameters) - {"input", "linear_weight", "linear_bias", "target"}
-        <= taken
-    )
+    taken = inspect.signature(module(member)).parameters
+    assert list(taken)[:2] == ["in_features", "num_classes"]
+    assert all(parameter.kind is not parameter.VAR_KEYWORD for parameter in taken.values())
+    given = inspect.signature(function(member)).parameters
+    for name in set(given) - {"input", "linear_weight", "linear_bias", "target", "sampler", "tree"}:
+        assert taken[name].default == given[name].default
+    for text in (pydoc.render_doc(function(member)), pydoc.render_doc(module(member))):
+        assert all(name in text for name in given if name not in ("input", "linear_weight", "linear_bias", "target"))
+
+
+@members(HAS_VECTORS)
+def test_an_unknown_keyword_is_refused_as_by_python(member: Member) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'reductoin'"):
+        make_head(member, reductoin="sum")
+    sampler = (manymax.samplers.UniformSampler(C),) if member.kind == "sampled" else ()
+    with pytest.raises(TypeError, match="unexpected keyword argument 'reductoin'"):
+        function(member)(some_queries(5), torch.randn(C, DIM), some_labels(5), *sampler, reductoin="sum")
+
+
+@members(ALL)
+def test_an_option_is_honoured_or_refused(member: Member) -> None:
+    head = module(member)
+    for name, value in {"block_rows": 3, "matmul": "bf16", "sparse_grad": True, "retain_graph": True}.items():
+        if name in head.honours:
+            make_head(member, options={name: value})
+        else:
+            with pytest.raises(ArgumentError, match=rf"`options.{name}` has no effect on this head: it"):
+                make_head(member, options={name: value})
+
+
+@members(SAMPLED)
+def test_the_old_name_of_sparse_gradients_works_with_a_warning(member: Member) -> None:
+    with pytest.warns(DeprecationWarning, match="`sparse` is called `sparse_grad` now"):
+        head = make_head(member, sparse=True)
+    head(some_queries(5), some_labels(5)).backward()
+    assert head.linear.weight.grad.is_sparse
 
 
 # A module is its function ------------------------------------------------------------------------
@@ -136,10 +169,11 @@ def test_a_module_calls_its_function_with_all_it_was_given(member: Member) -> No
     arguments: tuple[Any, ...] = ()
     if member.kind == "sampled":
         arguments = (manymax.samplers.LogUniformSampler(C), 7)
-        options["sparse"] = True
+        options["sparse_grad"] = True
     else:
         options["label_smoothing"] = 0.2 if member.takes.smoothing else 0.0
-        options["options"] = {"block_rows": 3, "sparse_grad": True}
+        given = {"block_rows": 3, "sparse_grad": True}
+        options["options"] = {name: value for name, value in given.items() if name in module(member).honours}
     input, target = some_queries(9), some_labels(9, 3)
     target[4] = 5
 
@@ -153,7 +187,7 @@ def test_a_module_calls_its_function_with_all_it_was_given(member: Member) -> No
     value = head(input, target)
     assert torch.equal(value, expected)
     value.backward()
-    assert head.linear.weight.grad.is_sparse == (member.name != "rg")
+    assert head.linear.weight.grad.is_sparse == ("sparse_grad" in module(member).honours)
     tied = torch.randn(C, DIM)
     head = module(member)(None, C, *arguments, **with_generator())
     expected = function(member)(input, tied, target, *arguments, **with_generator())
@@ -179,7 +213,7 @@ def test_learnable_settings_are_parameters() -> None:
     assert manymax.LinearEntmaxLoss(DIM, C, 1.4).alpha == 1.4
 
 
-@members(list(FAMILY.values()))
+@members(ALL)
 def test_a_head_is_saved_copied_and_printed(member: Member) -> None:
     head = make_head(member, bias=True)
     other = make_head(member, bias=True)
@@ -221,7 +255,7 @@ def train(head: Any, queries: nn.Parameter, target: Tensor, vectors: nn.Paramete
 
 @pytest.mark.parametrize("several", [False, True], ids=["ids", "padded ids"])
 @pytest.mark.parametrize("tied", [False, True], ids=["own", "tied"])
-@members(list(FAMILY.values()))
+@members(ALL)
 def test_a_training_loop_takes_any_head(member: Member, tied: bool, several: bool) -> None:
     """The loss falls, and the positives it saw are ranked first afterwards."""
     if tied and member.kind == "tree":
@@ -239,7 +273,7 @@ def test_a_training_loop_takes_any_head(member: Member, tied: bool, several: boo
     assert (best == listed).any(1).double().mean() > 0.6
 
 
-@members(list(FAMILY.values()))
+@members(ALL)
 def test_topk_ranks_by_scores(member: Member) -> None:
     """Or by log p, where p does not keep their order."""
     head, input = make_head(member), some_queries(2, 3)
@@ -268,7 +302,7 @@ def test_a_tree_ranks_by_log_probabilities(member: Member) -> None:
     torch.testing.assert_close(scores.exp().sum(-1), torch.ones(5))
 
 
-@pytest.mark.parametrize("member", FAMILY.values(), ids=lambda member: member.name)
+@members(ALL)
 def test_a_training_loop_may_group_its_pairs(member: Member) -> None:
     users, items = torch.tensor([4, 1, 4, 4, 0, 1]), torch.tensor([7, 7, 2, 7, 30, 11])
     head, queries = make_head(member), some_queries(5)

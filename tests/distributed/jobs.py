@@ -17,6 +17,7 @@ import manymax
 from manymax import ArgumentError, ManymaxError
 from manymax.distributed import Network, ShardedHead, measure_network
 from manymax.distributed.collectives import ProcessRanks
+from manymax.engine import native
 from manymax.engine.head import LinearHead
 from manymax.samplers import SAMPLERS, Draw, Sampler
 from tests.heads.plain import Problem, agree, class_weights, make_problem, make_target, upstream
@@ -41,7 +42,10 @@ def make_head(name: str, problem: Problem, **options: Any) -> LinearHead:
         counts = 1.0 + torch.arange(num_classes) % 7
         made = SAMPLERS[sampler["name"]].make(num_classes, counts, **sampler.get("options", {}))
         options = {"num_negatives": 7, "sampler": made, "generator": torch.Generator().manual_seed(5), **options}
-    head = getattr(manymax, f"Linear{name}Loss")(dim, num_classes, bias=bias, dtype=dtype, **options)
+    made_by = getattr(manymax, f"Linear{name}Loss")
+    if "options" in options:  # what has no effect on a head is refused
+        options["options"] = {k: v for k, v in options["options"].items() if k in made_by.honours}
+    head = made_by(dim, num_classes, bias=bias, dtype=dtype, **options)
     with torch.no_grad():
         head.linear.weight.copy_(problem.linear_weight)
         if bias:
@@ -124,7 +128,10 @@ def supports(group: dist.ProcessGroup, name: str, setting: Mapping[str, Any]) ->
         problem = make_problem(13, num_classes=1203, regime=regime, bias=bias)
         problem = Problem(*(None if part is None else part.to(dtype) for part in problem_parts(problem)))
         target = make_target("ids", 13, num_classes=1203)
-        compare(group, name, problem, target, options={"block_rows": 6, "sparse_grad": sparse}, **setting)
+        options = {"block_rows": 6, "sparse_grad": sparse}
+        compare(group, name, problem, target, options=options, **setting)
+        if native.available():
+            compare(group, name, problem, target, options={**options, "compiled": True}, **setting)
 
 
 def problem_parts(problem: Problem) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -312,6 +319,15 @@ def messages(
     with counting() as backward:
         value.backward()
     return [values.numel() for values in forward], [values.numel() for values in backward]
+
+
+def blocks(group: dist.ProcessGroup, sizes: list[int], block_scores: int) -> list[int]:
+    """The rows of each block of 130, as the exchanges of softmax show them: a maximum and a mark for each row."""
+    problem = make_problem(130, num_classes=sum(sizes))
+    head = make_head("Softmax", problem, options={"block_scores": block_scores})
+    with counting() as sent:
+        ShardedHead(head, sizes=sizes, group=group)(problem.input, torch.zeros(130, dtype=torch.long))
+    return [values.numel() // 2 for values in sent[1::2]]
 
 
 def step_traffic(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -11,8 +10,6 @@ import torch
 import manymax
 from manymax import ArgumentError, ManymaxError
 from manymax.distributed import ShardedHead
-from manymax.distributed.sharding import Shards
-from manymax.engine.options import HeadOptions
 from tests.distributed import jobs
 from tests.distributed.pool import Pool
 
@@ -117,10 +114,9 @@ def test_all_ranks_draw_what_the_first_draws(pool: Pool, shared: bool) -> None:
     assert pool.run(3, jobs.draws_without_a_generator, shared) == pytest.approx(alone * 3, rel=1e-12)
 
 
-def test_all_ranks_cut_the_rows_alike() -> None:
-    shards = [Shards((4_000_000, 10), mock.Mock(rank=rank)) for rank in range(2)]
-    assert {each.in_blocks(HeadOptions()).rows(each.size) for each in shards} == {64}
-    assert {each.in_blocks(HeadOptions(block_rows=5)).rows(each.size) for each in shards} == {5}
+def test_all_ranks_cut_the_rows_alike(pool: Pool) -> None:
+    """The largest shard says how many rows a block has, and every block has its own exchange."""
+    assert pool.run(2, jobs.blocks, [3000, 10], 200_000) == [[64, 64, 2], [64, 64, 2]]
 
 
 # What is sent ------------------------------------------------------------------------------------
@@ -137,7 +133,7 @@ STATE = 5056  # bytes of a generator's state
         ("Softmax", {}, lambda p: 4, 0),
         ("TaylorSoftmax", {}, lambda p: 2, 0),
         ("Rankmax", {}, lambda p: 2 + 4 * p, 0),
-        ("RG", {}, lambda p: 1, 2 * (DIM + 1) + (DIM + 1) ** 2 + 1 + 2),
+        ("RG", {}, lambda p: 1, 2 * (DIM + 1) + (DIM + 1) ** 2 + 2),
         ("SampledSoftmax", {}, lambda p: 4 * p, STATE),
         ("NCE", {}, lambda p: 2 * p, STATE),
     ],
@@ -228,8 +224,8 @@ def test_a_fault_on_one_rank_is_an_error_on_all(pool: Pool) -> None:
         ({"in_features": 4}, "`in_features` and `bias` are for a head without class vectors"),
         ({"head": manymax.LinearRGLoss(None, 3), "bias": True}, "`bias` needs class vectors made here"),
         (
-            {"head": manymax.LinearSampledSoftmaxLoss(None, 3, None, 1, correction="partition", debias="jackknife")},
-            "at least 2",
+            {"head": manymax.LinearHierarchicalSoftmaxLoss(2, 3)},
+            "`head` of hierarchical_softmax cannot be split over ranks: its vectors stand at the nodes of a tree",
         ),
     ],
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ from manymax import FAMILY
 from manymax.engine import native as compiled
 from manymax.engine.member import Member
 from manymax.engine.options import read_options
+from manymax.heads import head_class
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 REGIMES = ("wide", "thin", "mixed")
@@ -40,6 +41,10 @@ class Case:
         return getattr(manymax, f"linear_{self.member.name}_loss")
 
     def head(self, problem: Problem, target: Any, **options: Any) -> Tensor:
+        honoured = head_class(self.member).honours
+        if "options" in options:  # what has no effect on a head is refused
+            given = read_options(options["options"])
+            options["options"] = {f.name: getattr(given, f.name) for f in fields(given) if f.name in honoured}
         if self.compiled:
             options["options"] = replace(read_options(options.get("options")), compiled=True)
         return self.function(

@@ -97,19 +97,18 @@ def test_it_is_compiled_once(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> No
     real = subprocess.run
     monkeypatch.setattr(subprocess, "run", lambda command, **more: calls.append(command) or real(command, **more))
     for _ in range(2):
-        compiled.library()
+        compiled.library(compiled.ENTRIES)
         compiled.library.cache_clear()
     assert sum("-shared" in command for command in calls) == 1
     assert len(list(fresh.iterdir())) == 1
 
 
 @no_compiler
-def test_what_does_not_compile_leaves_nothing(fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_compile_leaves_nothing(fresh: Path, tmp_path: Path) -> None:
     broken = tmp_path / "rows.cpp"
     broken.write_text("int main( {", encoding="utf-8")
-    monkeypatch.setattr(compiled, "SOURCE", broken)
     with pytest.raises(ManymaxError, match="rows\\.cpp"):
-        compiled.library()
+        compiled.library(broken)
     assert list(fresh.iterdir()) == []
 
 
@@ -119,4 +118,4 @@ def test_a_cache_that_others_can_write_to_is_not_used(fresh: Path) -> None:
     fresh.mkdir(mode=0o700)
     fresh.chmod(0o777)
     with pytest.raises(ManymaxError, match="others can write to"):
-        compiled.library()
+        compiled.library(compiled.ENTRIES)

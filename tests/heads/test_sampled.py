@@ -87,6 +87,8 @@ def reference(
             log_q = log_q_positive.expand(len(ids))
         else:
             log_q, log_q_positive = draw.log_q if draw.shared else draw.log_q[i], draw.log_q_target[i]
+        if loss == "nce":  # the head begins at the log partition of scores 0
+            options.setdefault("log_z", math.log(C))
         value = PLAIN[loss](
             scores[row, c],
             scores[row, ids[kept]],
@@ -342,6 +344,13 @@ def test_masked_classes(loss: str) -> None:
 # Errors ------------------------------------------------------------------------------------------
 
 
+def test_settings_that_do_not_go_together_are_refused_when_a_head_is_built() -> None:
+    with pytest.raises(manymax.ArgumentError, match="`num_negatives` must be at least 2 for `debias='jackknife'`"):
+        manymax.LinearSampledSoftmaxLoss(None, 3, None, 1, correction="partition", debias="jackknife")
+    with pytest.raises(manymax.ArgumentError, match="`debias` is for `correction='partition'`"):
+        manymax.LinearSampledSoftmaxLoss(None, 3, debias="jackknife")
+
+
 @pytest.mark.parametrize("loss", LOSSES)
 def test_errors(loss: str) -> None:
     problem, target = make_problem(ROWS, num_classes=C), make_target("ids", ROWS, num_classes=C)
@@ -350,7 +359,10 @@ def test_errors(loss: str) -> None:
         head(loss, problem, target, manymax.samplers.UniformSampler(7))
     with pytest.raises(manymax.ArgumentTypeError, match=r"`sampler` must be one of manymax.samplers; got str"):
         head(loss, problem, target, "uniform")  # type: ignore[arg-type]
-    with pytest.raises(manymax.ArgumentTypeError, match=r"`target` of a sampled head must be ids or bool rows"):
+    message = rf"`target` of {loss} must be ids or bool rows; .* one draw per positive"
+    with pytest.raises(manymax.ArgumentTypeError, match=message):
+        manymax.ArgumentTypeError, match=rf"`target` of {loss} must be ids or bool rows; .* one draw per positive"
+    ):
         head(loss, problem, make_target("float rows", ROWS, num_classes=C), sampler)
     with pytest.raises(manymax.ArgumentError, match=r"`hit_policy` must be one of .* Did you mean 'mask'"):
         head(loss, problem, target, sampler, hit_policy="maks")

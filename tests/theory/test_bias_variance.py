@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,43 +15,53 @@ from torch import Tensor
 
 from benchmarks import bias as enumeration
 from manymax import ClassTree, HuffmanTree, nce_loss, sampled_softmax_loss, taylor_softmax_loss
+from manymax.engine.approximation import TOLERANCE, Parts
+from manymax.engine.member import Approximation, Setting, Theory
 from manymax.errors import ArgumentError, ArgumentTypeError, ManymaxError
 from manymax.members import FAMILY
 from manymax.members.nce.loss import expected_loss
 from manymax.members.rg.loss import error_bound
-from manymax.theory import cases, log_sums
-from manymax.theory.approximations import APPROXIMATIONS, DRAWING, TOLERANCE, rg_series, tree_log_probs
+from manymax.members.rg.theory import rg_series
+from manymax.members.sampled_softmax.theory import ESTIMATES
+from manymax.ops import log_sums
+from manymax.table import Table
+from manymax.theory import cases
+from manymax.theory.approximations import approximations, tree_log_probs
 from manymax.theory.bias_variance import Estimate, deviation, divergences, drawn, estimate, negatives_needed
-from manymax.theory.cases import ESTIMATES
 from tests.exact import labels, normal
 
 SCORES = torch.tensor([[1.0, -0.5, 2.0, 0.0], [0.0, 0.1, -3.0, 1.0]], dtype=torch.float64)
 Q = torch.tensor([0.1, 0.25, 0.25, 0.4], dtype=torch.float64)
 TARGET = torch.tensor([1, 3])
-DRAWN = [*(("sampled_softmax", correction) for correction in ESTIMATES), ("nce", "logq")]
+DRAWN = [*(("sampled_softmax", correction) for correction in ESTIMATES), ("nce", None)]
 
 
 def log_q(num_classes: int, seed: int = 0) -> Tensor:
     return normal(num_classes, seed=seed).log_softmax(-1)
 
 
-def losses(name: str, correction: str, scores: Tensor, target: int, ids: Tensor, proposal: Tensor) -> Tensor:
+def corrected(correction: str | None) -> dict[str, Any]:
+    """The setting, of a member that has it."""
+    return {} if correction is None else {"correction": correction}
+
+
+def losses(name: str, correction: str | None, scores: Tensor, target: int, ids: Tensor, proposal: Tensor) -> Tensor:
     """The loss on samples ids (n, k), (n,); NCE on normalised scores."""
     row = scores.log_softmax(-1)
     positive, negative = row[target].expand(len(ids)), row[ids]
     if correction == "importance":
         return (negative - proposal[ids]).logsumexp(-1) - math.log(ids.shape[-1]) - positive
     given: dict[str, Any] = {"log_q_positive": proposal[target], "log_q_negative": proposal[ids], "reduction": "none"}
-    if name == "nce":
+    if correction is None:
         return nce_loss(positive, negative, **given)
     return sampled_softmax_loss(positive, negative, correction=correction, hits=ids == target, **given)
 
 
 @pytest.mark.parametrize(("name", "correction"), DRAWN)
 @pytest.mark.parametrize("k", [1, 2, 6])
-def test_exact_moments_by_enumeration(name: str, correction: str, k: int) -> None:
+def test_exact_moments_by_enumeration(name: str, correction: str | None, k: int) -> None:
     ids, weights = enumeration.all_samples(Q, k)
-    result = estimate(name, SCORES, TARGET, log_q=Q.log(), num_negatives=k, correction=correction)
+    result = estimate(name, SCORES, TARGET, log_q=Q.log(), num_negatives=k, **corrected(correction))
     for row, target in enumerate(TARGET.tolist()):
         values = losses(name, correction, SCORES[row], target, ids, Q.log())
         mean = (weights * values).sum()
@@ -61,9 +72,9 @@ def test_exact_moments_by_enumeration(name: str, correction: str, k: int) -> Non
 
 
 @pytest.mark.parametrize(("name", "correction"), DRAWN)
-def test_exact_moments_by_draws(name: str, correction: str, seed: int) -> None:
+def test_exact_moments_by_draws(name: str, correction: str | None, seed: int) -> None:
     scores, target, proposal = 2 * normal(5, 50), labels(5, num_classes=50), log_q(50)
-    options: dict[str, Any] = {"log_q": proposal, "num_negatives": 12, "correction": correction}
+    options: dict[str, Any] = {"log_q": proposal, "num_negatives": 12, **corrected(correction)}
     exact = estimate(name, scores, target, **options)
     found = drawn(name, scores, target, **options, draws=8000, generator=torch.Generator().manual_seed(seed))
     assert ((found.bias - exact.exact_bias).abs() <= 4 * found.bias_error).all()
@@ -285,9 +296,9 @@ def test_bins_of_many_weights_change_nothing(correction: str, monkeypatch: pytes
 
 @pytest.mark.parametrize(("name", "correction"), DRAWN)
 @pytest.mark.parametrize("k", [2, 300])
-def test_a_few_labels_stand_for_all(name: str, correction: str, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_few_labels_stand_for_all(name: str, correction: str | None, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
     scores, proposal = 2 * normal(1, 600), 0.7 * log_q(600)
-    options: dict[str, Any] = {"log_q": proposal.log_softmax(-1), "num_negatives": k, "correction": correction}
+    options: dict[str, Any] = {"log_q": proposal.log_softmax(-1), "num_negatives": k, **corrected(correction)}
     few = estimate(name, scores, **options)
     monkeypatch.setattr(cases, "LABELS", 600)
     every = estimate(name, scores, **options)
@@ -419,9 +430,9 @@ def test_node_scores_of_low_rank(arity: int) -> None:
 
 def test_softmax_does_not_deviate_and_others_do_not_count() -> None:
     assert (deviation("softmax", SCORES) == 0).all()
-    with pytest.raises(ArgumentError, match="no approximation of softmax"):
+    with pytest.raises(ArgumentError, match=r"no approximation of softmax: .* out `theory\.approximation`"):
         estimate("sparsemax", SCORES)
-    with pytest.raises(ArgumentError, match="draws no negatives"):
+    with pytest.raises(ArgumentError, match=r"draws no negatives: .* out `theory\.approximation\.draws`"):
         negatives_needed("rg", SCORES, 0.1)
     with pytest.raises(ManymaxError, match="did you mean"):
         estimate("sampled_softmx", SCORES)
@@ -429,18 +440,18 @@ def test_softmax_does_not_deviate_and_others_do_not_count() -> None:
 
 def test_every_member_that_states_a_bias_has_one_here() -> None:
     stated = {member.name for member in FAMILY.values() if member.facts.bias is not None}
-    assert stated <= set(APPROXIMATIONS)
+    assert stated <= set(approximations())
 
 
 # --- how many negatives ---
 
 
 @pytest.mark.parametrize(
-    ("name", "correction"), [("sampled_softmax", "logq"), ("sampled_softmax", "partition"), ("nce", "logq")]
+    ("name", "correction"), [("sampled_softmax", "logq"), ("sampled_softmax", "partition"), ("nce", None)]
 )
 @pytest.mark.parametrize("goal", [0.3, 0.05])
-def test_negatives_needed_by_trying_all(name: str, correction: str, goal: float) -> None:
-    options: dict[str, Any] = {"log_q": Q.log(), "correction": correction}
+def test_negatives_needed_by_trying_all(name: str, correction: str | None, goal: float) -> None:
+    options: dict[str, Any] = {"log_q": Q.log(), **corrected(correction)}
     sizes = [k for k in range(1, 90) if deviation(name, SCORES, num_negatives=k, **options).mean() <= goal]
     assert negatives_needed(name, SCORES, goal, **options) == sizes[0]
     assert sizes == list(range(sizes[0], 90))
@@ -454,6 +465,20 @@ def test_goals_that_cannot_be_reached() -> None:
         negatives_needed("ssm", SCORES, 0.0)
 
 
+def test_a_new_member_states_its_own_approximation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its record is all that is read: formula, setting with a range, and what it leaves out."""
+    shift = Setting("shift", float, 0.5, "Added to the loss.", least=0)
+    known = Approximation(lambda case: Parts.exact(torch.full_like(case.shares, case.settings["shift"])), (shift,))
+    member = replace(FAMILY["rankmax"], name="shifted", theory=Theory(approximation=known))
+    monkeypatch.setattr("manymax.theory.approximations.FAMILY", Table("loss", *FAMILY.values(), member))
+    torch.testing.assert_close(deviation("shifted", SCORES), torch.full((2,), 0.25).double())
+    torch.testing.assert_close(deviation("shifted", SCORES, TARGET, shift=2.0), torch.full((2,), 4.0).double())
+    with pytest.raises(ArgumentError, match="`shift` must be a number of at least 0"):
+        estimate("shifted", SCORES, shift=-1.0)
+    with pytest.raises(ArgumentError, match=r"got 'shifted', which draws no negatives"):
+        negatives_needed("shifted", SCORES, 0.1)
+
+
 # --- arguments ---
 
 
@@ -462,7 +487,7 @@ def test_masked_classes_are_as_if_they_were_not_there() -> None:
     mask = torch.tensor([[-math.inf]]).double().expand(2, 1)
     masked, proposal = torch.cat([SCORES, mask], -1), torch.cat([Q, Q.new_zeros(1)]).log()
     for name, correction in DRAWN:
-        options: dict[str, Any] = {"num_negatives": 3, "correction": correction}
+        options: dict[str, Any] = {"num_negatives": 3, **corrected(correction)}
         with_mask = estimate(name, masked, log_q=proposal, **options)
         without = estimate(name, SCORES, log_q=Q.log(), **options)
         if correction != "none":  # whose offset counts the classes
@@ -507,7 +532,9 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"num_negatives": 0}, ArgumentError, "`num_negatives`"),
     ({"num_negatives": 2.0}, ArgumentError, "`num_negatives`"),
     ({"correction": "log_q"}, ArgumentError, "Did you mean 'logq'"),
-    ({"order": 3}, ArgumentError, "`order`"),
+    ({"order": 2}, ArgumentError, "`order` is no setting of sampled_softmax as an approximation; it has correction"),
+    ({"member": "rg", "order": 2}, ArgumentError, "`order` is no setting of rg as an approximation; it has none"),
+    ({"member": "taylor_softmax", "order": 3}, ArgumentError, r"`order` must be .* \(odd orders turn negative\)"),
     ({"member": "hsm"}, ArgumentTypeError, "`tree`"),
     ({"member": "hsm", "tree": torch.zeros(2, 3)}, ArgumentError, "`tree`"),
     ({"member": "hsm", "tree": HuffmanTree([1, 2])}, ArgumentError, "`tree`"),
@@ -539,5 +566,5 @@ def test_more_bad_arguments() -> None:
 def test_combinations_are_all_there() -> None:
     """Every correction that the loss knows has an estimate, and nothing is drawn twice."""
     assert set(ESTIMATES) == {"none", "logq", "partition", "importance"}
-    for name, k in itertools.product(DRAWING, (1, 2)):
+    for name, k in itertools.product(approximations(drawing=True), (1, 2)):
         assert deviation(name, SCORES, num_negatives=k).shape == (2,)

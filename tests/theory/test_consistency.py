@@ -14,6 +14,8 @@ from manymax import HuffmanTree
 from manymax.engine.member import Member
 from manymax.errors import ArgumentError
 from manymax.members import FAMILY
+from manymax.members.rankmax.theory import rankmax_levels
+from manymax.members.taylor_softmax.theory import taylor_branches
 from manymax.theory.consistency import (
     METRICS,
     LabelLaw,
@@ -26,10 +28,8 @@ from manymax.theory.consistency import (
     minimisers,
     position_weights,
     random_law,
-    rankmax_levels,
     regret,
     search_minimisers,
-    taylor_branches,
 )
 
 CASES = [

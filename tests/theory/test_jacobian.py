@@ -15,20 +15,18 @@ import manymax
 from manymax.engine.member import Member
 from manymax.errors import ArgumentError
 from manymax.members import FAMILY
+from manymax.members.entmax.theory import entmax_norm, sharpest_scores
 from manymax.theory.jacobian import (
-    ALPHAS,
-    CLOSED,
-    entmax_norm,
     jacobian,
     norm_bounds,
     null_space,
     rank,
-    sharpest_scores,
     spectral_norm,
     supremum,
 )
 from manymax.theory.order import member_map
 
+CLOSED = [name for name, member in FAMILY.items() if member.theory.jacobian is not None]
 CASES = [
     pytest.param(FAMILY[name], setting, id=f"{name}-{setting}") for name in CLOSED for setting in FAMILY[name].examples
 ]
@@ -70,7 +68,7 @@ def test_a_masked_class_is_as_good_as_none(member: Member, setting: dict) -> Non
 
 
 def test_every_member_with_a_map_has_a_formula() -> None:
-    assert list(CLOSED) == [name for name, member in FAMILY.items() if member.map]
+    assert [name for name, member in FAMILY.items() if member.map] == CLOSED
 
 
 @pytest.mark.parametrize(("member", "setting"), CASES)
@@ -207,7 +205,6 @@ def test_one_class_cannot_move() -> None:
 
 def test_no_supremum_is_known_for_taylor_softmax() -> None:
     assert math.isnan(supremum(FAMILY["taylor_softmax"], 4))
-    assert set(ALPHAS) <= set(CLOSED)
 
 
 def test_wrong_arguments() -> None:
@@ -215,7 +212,7 @@ def test_wrong_arguments() -> None:
         jacobian(FAMILY["softmax"], torch.zeros(3), method="numeric")
     with pytest.raises(ArgumentError, match="`member` must have a map"):
         jacobian(FAMILY["nce"], torch.zeros(3))
-    with pytest.raises(ArgumentError, match="no bound is known for taylor_softmax"):
+    with pytest.raises(ArgumentError, match=r"no bound is known for taylor_softmax: .* `theory\.norm_bounds`"):
         norm_bounds(FAMILY["taylor_softmax"], torch.zeros(3))
     with pytest.raises(ArgumentError, match="`num_classes` must be at least 2"):
         sharpest_scores(1)

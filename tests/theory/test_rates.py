@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from manymax.errors import ArgumentError
+from manymax.engine.member import Theory
+from manymax.errors import ArgumentError, ManymaxError
 from manymax.members import FAMILY
+from manymax.members.nce.theory import expected_nce_curvature
+from manymax.paper.rates import rate_ordering
 from manymax.theory.consistency import conditional_risk
 from manymax.theory.rates import (
     contractions,
     descend,
-    expected_nce_curvature,
     head_gradient,
     head_rates,
-    rate_ordering,
     rates,
     worst_head,
 )
@@ -97,3 +99,6 @@ def test_wrong_arguments() -> None:
         head_rates(FAMILY["softmax"], torch.zeros(3), 4, 0.1)
     with pytest.raises(ArgumentError, match="`member` must be Fenchel-Young; rankmax is not"):
         worst_head(FAMILY["rankmax"], 3, 1.0, 0.1)
+    left_out = replace(FAMILY["softmax"], theory=Theory())
+    with pytest.raises(ManymaxError, match=r"softmax has no `theory\.sharpest`"):
+        worst_head(left_out, 3, 1.0, 0.1)

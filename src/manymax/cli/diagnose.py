@@ -11,7 +11,7 @@ import typer
 from manymax.cli import console as look
 from manymax.cli.tensors import read_tensor
 from manymax.errors import ArgumentError, check_choice, unknown_name
-from manymax.members import BASELINE, FAMILY
+from manymax.members import BASELINE
 from manymax.study import diagnosis
 from manymax.study.diagnosis import BUILT_IN, PROPOSALS, Subject
 from manymax.study.seeds import generator
@@ -29,7 +29,6 @@ MOMENTS = (
     "deviation",
     "in range",
 )
-TREES = " or ".join(member.title.lower() for member in FAMILY.values() if member.kind == "tree")
 SIGNALS = ("member", "k", "negatives without signal", "Jacobian norm", "DCG lost by ties")
 NOTE = (
     f"Means over the rows. Bias: loss minus {BASELINE.name} loss, less what is free of the scores. The Delta method"
@@ -57,7 +56,9 @@ def diagnose(
     classes: Annotated[int, typer.Option(min=2, help="Classes of built-in scores.")] = 1000,
     dim: Annotated[
         int | None,
-        typer.Option(min=1, help=f"Vector size of {TREES}. [default: 16, or the run's]", show_default=False),
+        typer.Option(
+            min=1, help="Vector size of approximations by a tree. [default: 16, or the run's]", show_default=False
+        ),
     ] = None,
     draws: Annotated[int, typer.Option(min=0, help="Draws of the Monte Carlo columns; 0 for none.")] = 2000,
     shown: Annotated[int, typer.Option(min=2, help="Classes in a heat map, from the highest score down.")] = 64,
@@ -119,11 +120,6 @@ def _divergences(content: dict[str, Any]) -> str:
     return f"chi2(P || q) {found[0]['chi_square']:.4g}, KL {found[0]['kl']:.4g}, JS {jensen_shannon}"
 
 
-def _name(row: dict[str, Any]) -> str:
-    correction = row.get("correction")
-    return f"{row['member']} {correction}" if correction else str(row["member"])
-
-
 def _moments(row: dict[str, Any]) -> list[str]:
     def number(name: str) -> str:
         return f"{row[name]:.3g}"
@@ -133,12 +129,12 @@ def _moments(row: dict[str, Any]) -> list[str]:
 
     bias = [number("asymptotic"), number("curvature"), number("exact_bias"), sampled("bias")]
     variance = [number("variance"), number("exact_variance"), sampled("variance")]
-    return [_name(row), _size(row), *bias, *variance, number("deviation"), f"{row['in_range']:.0%}"]
+    return [diagnosis.variant_title(row), _size(row), *bias, *variance, number("deviation"), f"{row['in_range']:.0%}"]
 
 
 def _signals(row: dict[str, Any]) -> list[str]:
     rest = ["-" if row[name] is None else f"{row[name]:.3g}" for name in ("norm", "tie_loss")]
-    return [_name(row), _size(row), f"{row['silent']:.1%}", *rest]
+    return [diagnosis.variant_title(row), _size(row), f"{row['silent']:.1%}", *rest]
 
 
 def _size(row: dict[str, Any]) -> str:

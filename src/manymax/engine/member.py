@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from manymax.engine.approximation import Case, Draws, Parts, Variant
 from manymax.engine.cost import CostOf, TrafficOf
 from manymax.engine.fenchel_young import FenchelYoung
 from manymax.errors import ArgumentError, ArgumentTypeError, ManymaxError, check_choice
@@ -30,6 +32,7 @@ class Fact:
     `status`: "printed" in the paper and taken over; "derived" by us, the paper is silent;
     "confirmed": printed, and a test re-runs it; "contradicted": the paper is wrong, `value` holds
     what is right, `printed` what the paper says, and a test shows the difference.
+    `sizes`: the sizes of a step, beside `num_classes`, on which a smoothness depends and which its `fn` takes.
     """
 
     value: Any
@@ -38,6 +41,7 @@ class Fact:
     status: Status
     printed: str | None = None
     fn: Callable[..., float] | None = None
+    sizes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,8 @@ class Setting:
     start: from the number of classes to its value where it is left out.
     option: its name outside of the member, in commands, files and records; None if that is `name`.
     learned: how it is learned along with the model, where a head is built with `learnable=True`.
+    reason: why the range of a number is what it is, in a few words for the error; empty where that is plain.
+    of_map: whether the map takes it too, where the member has one, and not the loss alone.
     """
 
     name: str
@@ -121,6 +127,8 @@ class Setting:
     start: Callable[[int], float] | None = None
     option: str | None = None
     learned: Learned | None = None
+    reason: str = ""
+    of_map: bool = True
 
     @property
     def public_name(self) -> str:
@@ -142,7 +150,10 @@ class Setting:
         if self.choices:
             check_choice(self.public_name, value, self.choices)
         if self.kind in (int, float) and not self._inside(value):
-            raise ArgumentError(f"`{self.public_name}` must be {_KINDS[self.kind]} {self.range}; got {value!r}.")
+            because = f" ({self.reason})" if self.reason else ""
+            raise ArgumentError(
+                f"`{self.public_name}` must be {_KINDS[self.kind]} {self.range}{because}; got {value!r}."
+            )
 
     def _inside(self, value: float) -> bool:
         return (
@@ -191,15 +202,38 @@ ONE_DRAW_EACH = Takes(smoothing=False, float_rows=False, why="It needs one draw 
 
 
 @dataclass(frozen=True)
+class Approximation:
+    """A member as an approximation of the baseline loss.
+
+    parts: a case to bias and variance for each label, predicted and exact.
+    settings: what changes them; a choice may have more values here than in the loss.
+    draws: of one that draws negatives; None where it draws none.
+    needs_tree: whether it is told the log-probabilities of a tree, (N, C), or the tree.
+    by_probability: (settings) to whether labels of the same probability have the same bias, whatever their log q.
+        Labels of many classes are then put together by log P, otherwise by log(P/q).
+    variants: settings that a diagnosis shows.
+    """
+
+    parts: Callable[[Case], Parts]
+    settings: tuple[Setting, ...] = ()
+    draws: Draws | None = None
+    needs_tree: bool = False
+    by_probability: Callable[[Mapping[str, Any]], bool] = lambda settings: False
+    variants: tuple[Variant, ...] = (Variant(),)
+
+
+@dataclass(frozen=True)
 class Theory:
     """Closed forms that the measurements of `manymax.theory` use where a member has them; None where it has none.
 
-    jacobian: (scores, target, **settings) to the Jacobian of the map, (..., C, C).
+    jacobian: (scores, target, **settings) to the Jacobian of the map, (..., C, C); by autograd where it is None.
     norm_bounds: (scores, target, **settings) to bounds of its spectral norm, (...) each.
-    supremum: (num_classes, **settings) to the largest such norm over all scores.
-    sharpest: (num_classes, **settings) to scores (C,) at which it is reached.
-    minimisers: (probs, log_q, **settings) to scores (M, C) that minimise the risk, or None for these settings.
-    approximation: its bias and variance as an approximation of the softmax loss.
+    supremum: (num_classes, **settings) to the largest such norm over all scores; None where it is the smoothness of a
+        Fenchel-Young loss, which the facts state, or unknown.
+    sharpest: (num_classes, **settings) to scores (C,), float64, at which it is reached or approached.
+    minimisers: (probs, log_q, **settings) to scores (M, C) that minimise the risk, or None where no formula is known
+        for these; log_q is None of a uniform proposal. A Fenchel-Young member needs none.
+    approximation: its bias and variance as an approximation of the baseline loss.
     """
 
     jacobian: Callable[..., Tensor] | None = None
@@ -207,7 +241,7 @@ class Theory:
     supremum: Callable[..., float] | None = None
     sharpest: Callable[..., Tensor] | None = None
     minimisers: Callable[..., Tensor | None] | None = None
-    approximation: Any = None
+    approximation: Approximation | None = None
 
 
 @dataclass(frozen=True)
@@ -235,6 +269,7 @@ class Member:
         scores.
     unsharded: why its class vectors cannot be split over ranks; None where they can.
     cost, traffic: what a step costs, and what its shards exchange.
+    path_length: of a tree, from the number of classes to the mean number of decisions that lead to one.
     theory: closed forms.
     """
 
@@ -264,6 +299,7 @@ class Member:
     unsharded: str | None = None
     cost: CostOf | None = None
     traffic: TrafficOf | None = None
+    path_length: Callable[[int], float] | None = None
     theory: Theory = field(default=Theory())
 
     def __post_init__(self) -> None:
@@ -271,8 +307,8 @@ class Member:
             object.__setattr__(self, "class_name", "".join(part.capitalize() for part in self.name.split("_")))
 
     def needed(self, name: str) -> Any:
-        """A field that somebody needs; an error that names it where the member leaves it out."""
-        value = getattr(self, name)
+        """A field that somebody needs, such as "cost" or "theory.sharpest"; an error names it where it is left out."""
+        value = attrgetter(name)(self)
         if value is None:
             raise ManymaxError(f"{self.name} has no `{name}`: its record must give this field.")
         return value

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from manymax.ops import simplex
 
-solve = torch.library.custom_op("manymax::entmax_solve", simplex.solve, mutates_args=())
-apply = torch.library.custom_op("manymax::entmax_apply", simplex.apply, mutates_args=())
+solve = torch.library.custom_op("manymax::simplex_solve", simplex.solve, mutates_args=())
+apply = torch.library.custom_op("manymax::simplex_apply", simplex.apply, mutates_args=())
 
 
 @solve.register_fake

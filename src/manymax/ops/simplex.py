@@ -319,7 +319,7 @@ def _solve_long(scores: Tensor, alpha: float) -> list[Tensor]:
     return [maximum, log_top, conjugate]
 
 
-def _solve_softmax(scores: Tensor) -> list[Tensor]:
+def _solve_exponential(scores: Tensor) -> list[Tensor]:
     log_top = scores.softmax(1).amax(1, keepdim=True).log_()
     return [scores.amax(1, keepdim=True), log_top.double(), -log_top]
 
@@ -345,7 +345,7 @@ def solve(scores: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     for block in row_blocks(rows, classes, SWEEP if long else BLOCK):
         part = scores[block].contiguous()
         if shared == 1:
-            parts.append(_solve_softmax(part))
+            parts.append(_solve_exponential(part))
         elif long and shared is not None:
             parts.append(_solve_long(part, shared))
         else:

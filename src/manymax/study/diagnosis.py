@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from manymax.engine.member import Member
+from manymax.engine.member import Kind, Member
 from manymax.errors import ArgumentError, ManymaxError
-from manymax.members import FAMILY
+from manymax.members import BASELINE, FAMILY
 from manymax.ops.tree import HuffmanTree
 from manymax.study.data.interactions import PADDING
 from manymax.study.files import whole, write_json
 from manymax.study.serve import Served
-from manymax.theory.approximations import APPROXIMATIONS, DRAWING, tree_log_probs
+from manymax.theory.approximations import approximations, tree_log_probs, variant_names
 from manymax.theory.bias_variance import divergences, drawn, estimate
-from manymax.theory.cases import ESTIMATES, MASKED
+from manymax.theory.cases import MASKED
 from manymax.theory.gradients import by_score, gradient, tie_loss, top_jacobian, undrawn_probability, without_signal
 from manymax.theory.jacobian import spectral_norm
 from manymax.theory.order import member_map
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 DIM = 16  # of vectors, where nothing else is known
 PROPOSALS = ("uniform", "popularity")
 IMAGES = ("png", "svg")
+KINDS: tuple[Kind, ...] = ("sampled", "tree", "quadratic", "exact")  # the order of approximations in a table
 NORM_ROWS, NORM_STEPS = 8, 100  # of the power iteration: what it is for takes two digits
 
 
@@ -121,40 +122,42 @@ def bias_variance(
 
     Draws are the same for all rows, so their errors add up: the error of a mean is the mean of the errors.
     """
+    drawing, named = approximations(drawing=True), variant_names()
     for name, settings in _approximations(subject, sizes):
         found = estimate(name, subject.scores, subject.target, **settings)
-        row: dict[str, Any] = {
-            "member": name,
-            "correction": settings.get("correction"),
-            "num_negatives": settings.get("num_negatives"),
-        }
+        row: dict[str, Any] = {"member": name, **{key: settings.get(key) for key in (*named, "num_negatives")}}
         parts = ("asymptotic", "curvature", "variance", "exact_bias", "exact_variance", "deviation", "offset")
         row |= {part: float(getattr(found, part).mean()) for part in parts}
         row["in_range"] = float(found.in_range.double().mean())
-        if draws and name in DRAWING:
+        if draws and name in drawing:
             result = drawn(name, subject.scores, subject.target, **settings, draws=draws, generator=generator)
             row |= {f"drawn_{key}": float(value.mean()) for key, value in vars(result).items()}
         yield row
 
 
+def variant_title(row: Mapping[str, Any]) -> str:
+    """What a row of the numbers is about: the member and what tells its variants apart."""
+    return " ".join(str(row[key]) for key in ("member", *variant_names()) if row.get(key) is not None)
+
+
 def _approximations(subject: Subject, sizes: Sequence[int]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(member, its settings) for all that `estimate` knows."""
+    """(member, its settings) for all that `estimate` knows, but the baseline, which does not deviate from itself."""
     masked = bool((subject.scores.log_softmax(-1) <= MASKED).any())
-    for name in APPROXIMATIONS:
-        if name == "sampled_softmax":
-            corrections = [c for c in ESTIMATES if not (masked and c == "importance")]
+    known = approximations()
+    for name in sorted(known, key=lambda name: KINDS.index(FAMILY[name].kind)):
+        given: dict[str, Any] = {}
+        if known[name].needs_tree:
+            tree = HuffmanTree(subject.log_q.exp() if subject.counts is None else subject.counts)
+            given["tree"] = tree_log_probs(subject.scores, tree, subject.dim)
+        variants = [variant.settings for variant in known[name].variants if variant.masked or not masked]
+        if known[name].draws is not None:
             yield from (
-                (name, {"log_q": subject.log_q, "num_negatives": k, "correction": c})
-                for c in corrections
+                (name, {"log_q": subject.log_q, "num_negatives": k, **given, **variant})
+                for variant in variants
                 for k in sizes
             )
-        elif name == "nce":
-            yield from ((name, {"log_q": subject.log_q, "num_negatives": k}) for k in sizes)
-        elif name == "hierarchical_softmax":
-            tree = HuffmanTree(subject.log_q.exp() if subject.counts is None else subject.counts)
-            yield name, {"tree": tree_log_probs(subject.scores, tree, subject.dim)}
-        elif name != "softmax":
-            yield name, {}
+        elif name != BASELINE.name:
+            yield from ((name, {**given, **variant}) for variant in variants)
 
 
 def signals(subject: Subject, sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
@@ -177,7 +180,7 @@ def signals(subject: Subject, sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
             "norm": float(spectral_norm(some, subject.scores[:NORM_ROWS], iterations=NORM_STEPS).mean()),
             "tie_loss": float(tie_loss(map(subject.scores), relevant).mean()),
         }
-    for name in DRAWING:
+    for name in approximations(drawing=True):
         for k in sizes:
             silent = float(undrawn_probability(subject.log_q, k).mean())
             yield {"member": name, "num_negatives": k, "silent": silent, "norm": None, "tie_loss": None}
@@ -197,7 +200,7 @@ def heat_maps(subject: Subject, classes: int) -> dict[str, Figure]:
     gradients, jacobians = [], []
     for member in _mapped():
         setting = member.examples[0]
-        title = f"{member.name} {setting['alpha']}" if "alpha" in setting else member.name
+        title = " ".join([member.name, *(str(value) for value in setting.values())])
         gradients.append((title, by_score(gradient(member, scores, target, **setting), scores)[:, :classes]))
         map = member_map(member, target[0], **setting)
         jacobians.append((title, top_jacobian(map, scores[0], min(classes, subject.num_classes))))

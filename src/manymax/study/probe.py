@@ -13,7 +13,7 @@ Written to `probe.json` in the folder of a finished run, for the report, which r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,14 @@ import torch
 from torch import Tensor
 
 from manymax.engine.member import Member
-from manymax.members import FAMILY
+from manymax.members import BASELINE, FAMILY
 from manymax.study.data.batches import Batch
 from manymax.study.evaluate import known_lists
 from manymax.study.files import write_json
 from manymax.study.records import PROBE
 from manymax.study.run import load_model
 from manymax.study.seeds import generator
+from manymax.theory.approximations import approximations, variant_names
 from manymax.theory.bias_variance import drawn, estimate
 from manymax.theory.gradients import by_score, gradient, top_jacobian, without_signal
 from manymax.theory.order import member_map
@@ -37,8 +38,6 @@ BINS = 64  # of ranks
 TOP = 48  # items of the Jacobian
 NEGATIVES = (5, 10, 50, 100)
 DRAWS = 2_000
-SAMPLED = (("sampled_softmax", "logq"), ("sampled_softmax", "partition"), ("nce", "logq"))
-OWN = {"entmax": ("alpha",), "taylor_softmax": ("order",)}  # settings of a member's map
 
 
 def probe(folder: Path) -> None:
@@ -60,9 +59,11 @@ def _measure(folder: Path) -> dict[str, Any]:
         vectors = model.backbone.vectors()
         history = known_lists(split, "test").padded(users, config.max_length)
         scores = (model.backbone.queries(Batch(users, history), vectors) @ vectors.items.T).double()  # (N, C)
-    member, settings = FAMILY[config.loss], {name: getattr(config, name) for name in OWN.get(config.loss, ())}
-    found = {**_gradients(member, scores, target, settings)}
-    if config.loss == "softmax":
+    member = FAMILY[config.loss]
+    chosen = {setting.name: getattr(config, setting.public_name) for setting in member.settings}
+    settings = {name: value for name, value in chosen.items() if value is not None}  # None: the member's own default
+    found = _gradients(member, scores, target, settings)
+    if member is BASELINE:
         found["approximations"] = list(_approximations(scores, target, config.seed))
     return found
 
@@ -72,7 +73,9 @@ def _gradients(member: Member, scores: Tensor, target: Tensor, settings: dict[st
     silent = without_signal(slopes, target).sum() / (slopes.numel() - len(target))
     found = {"gradients": _binned(by_score(slopes, scores).abs()).tolist(), "zero_share": silent.item()}
     if member.map is not None:
-        corner = top_jacobian(member_map(member, target[0], **settings), scores[0], min(TOP, scores.shape[1]))
+        mapped = {setting.name for setting in member.settings if setting.of_map}
+        own = {name: value for name, value in settings.items() if name in mapped}
+        corner = top_jacobian(member_map(member, target[0], **own), scores[0], min(TOP, scores.shape[1]))
         found["jacobian"] = corner.abs().tolist()
     return found
 
@@ -84,16 +87,14 @@ def _binned(values: Tensor) -> Tensor:
 
 def _approximations(scores: Tensor, target: Tensor, seed: int) -> Iterator[dict[str, Any]]:
     """Means over the users, who share the draws: the standard error of a mean is at most the mean of theirs."""
-    for member, correction in SAMPLED:
+    for name, settings in _sampled():
         for k in NEGATIVES:
-            predicted = estimate(member, scores, target, num_negatives=k, correction=correction)
+            predicted = estimate(name, scores, target, num_negatives=k, **settings)
             draws = generator(seed, "probe", step=k)
-            measured = drawn(
-                member, scores, target, num_negatives=k, correction=correction, draws=DRAWS, generator=draws
-            )
+            measured = drawn(name, scores, target, num_negatives=k, draws=DRAWS, generator=draws, **settings)
             yield {
-                "member": member,
-                "correction": correction if member == "sampled_softmax" else None,
+                "member": name,
+                **{key: settings.get(key) for key in variant_names()},
                 "num_negatives": k,
                 "predicted_bias": predicted.bias.mean().item(),
                 "exact_bias": predicted.exact_bias.mean().item(),
@@ -105,3 +106,10 @@ def _approximations(scores: Tensor, target: Tensor, seed: int) -> Iterator[dict[
                 "measured_variance_error": measured.variance_error.mean().item(),
                 "in_range": predicted.in_range.double().mean().item(),
             }
+
+
+def _sampled() -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Members that draw, with those of their settings that can be trained on and differ under a uniform proposal."""
+    for name, approximation in approximations(drawing=True).items():
+        variants = (variant for variant in approximation.variants if variant.trained and variant.uniform)
+        yield from ((name, variant.settings) for variant in variants)

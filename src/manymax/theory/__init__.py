@@ -1,4 +1,4 @@
-"""The paper's theory as code: each statement a function, each number checked against measurement.
+"""Measurements on any member of the family: each statement of the theory a function, checked against what is found.
 
 order           does a map keep the order of the scores
 consistency     does the minimiser of a risk rank as a metric wants
@@ -8,6 +8,6 @@ rates           what curvature means for gradient descent on a linear head
 bias_variance   how far an approximation is from the softmax loss
 gradients       ties, and which classes get a signal
 cost            what a step costs
-evidence        measurements that re-run a statement
-claims          every cell of the paper's tables, re-run
+
+Formulas that one member has alone stand in its folder and are fields of its record, `Member.theory`.
 """

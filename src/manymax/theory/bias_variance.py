@@ -26,22 +26,20 @@ Taylor-softmax draw nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from manymax.engine.approximation import Draws, Parts
+from manymax.engine.member import Member
 from manymax.errors import ArgumentError
-from manymax.members import FAMILY
-from manymax.members.nce.loss import nce_loss
-from manymax.members.sampled_softmax.loss import sampled_softmax_loss
 from manymax.ops import divergences as between
+from manymax.ops.log_sums import BLOCK
 from manymax.ops.tree import ClassTree
-from manymax.theory.approximations import APPROXIMATIONS, DRAWING, Parts, log_z_of, nce_offset, offset
-from manymax.theory.cases import Case, check_count, read_cases
-from manymax.theory.log_sums import BLOCK
+from manymax.theory.approximations import approximating
+from manymax.theory.cases import check_count, read_cases
 
 
 @dataclass(frozen=True)
@@ -91,24 +89,21 @@ def estimate(
     *,
     log_q: Tensor | None = None,
     num_negatives: int = 1,
-    correction: str = "logq",
-    order: int = 2,
-    log_z: float | None = None,
     tree: ClassTree | Tensor | None = None,
+    **settings: Any,
 ) -> Estimate:
     """Bias and variance of an approximation on given scores.
 
     Args:
-        member: a name in `APPROXIMATIONS`, or another name for it.
+        member: a name of a member whose record gives `theory.approximation`.
         scores: (N, C) or (C,); -inf masks a class.
         target: (N,) labels; None for y ~ P, the mean over the label.
         log_q: (C,) or (N, C), the proposal of a sampled member; None if it is uniform.
         num_negatives: k.
-        correction: of sampled softmax, or "importance".
-        order: of Taylor-softmax.
-        log_z: log Z0 of NCE; None for normalised scores, as the paper has them.
-        tree: of hierarchical softmax: its log P, (N, C), as `tree_log_probs` estimates them; or a tree whose node
+        tree: of a member on a tree: its log P, (N, C), as `tree_log_probs` estimates them; or a tree whose node
             scores are free, which can have any P, so that nothing is lost.
+        settings: the approximation's own: `correction` of sampled softmax, or "importance"; `order` of Taylor-softmax;
+            `log_z` of NCE, log Z0, None for normalised scores, as the paper has them.
 
     Returns:
         Estimate: (N,) numbers.
@@ -120,15 +115,9 @@ def estimate(
         >>> print(f"{result.bias.item():.3f} {result.exact_bias.item():.3f} {result.in_range.item()}")
         -0.245 -0.208 False
     """
-    name = _approximation(member)
-    settings: dict[str, Any] = {
-        "num_negatives": num_negatives,
-        "correction": correction,
-        "order": order,
-        "log_z": log_z,
-    }
-    cases = read_cases(name, scores, target, log_q, tree, **settings)
-    return _joined([_mean(APPROXIMATIONS[name](case), case.shares) for case in cases])
+    known, approximation = approximating(member)
+    cases = read_cases(known, scores, target, log_q, tree, num_negatives=num_negatives, settings=settings)
+    return _joined([_mean(approximation.parts(case), case.shares) for case in cases])
 
 
 def _mean(parts: Parts, shares: Tensor) -> Estimate:
@@ -166,14 +155,13 @@ def negatives_needed(
     target: Tensor | None = None,
     *,
     log_q: Tensor | None = None,
-    correction: str = "logq",
-    log_z: float | None = None,
     maximum: int = 2**20,
+    **settings: Any,
 ) -> int | None:
     """The smallest k at which the deviation, in the mean over the rows, is at most `goal`.
 
     Args:
-        member, scores, target, log_q, correction, log_z: as in `estimate`, for a member that draws negatives.
+        member, scores, target, log_q, settings: as in `estimate`, for a member that draws negatives.
         goal: the deviation to reach.
         maximum: the largest k to try.
 
@@ -185,16 +173,15 @@ def negatives_needed(
         >>> negatives_needed("ssm", torch.tensor([[2.0, 1.0, 0.0]]), goal=0.01)
         53
     """
-    name = _approximation(member, DRAWING)
+    known, draws = _drawing(member)
     if not goal > 0:
         raise ArgumentError(f"`goal` must be a positive deviation; got {goal}. No number of negatives reaches 0.")
     check_count("maximum", maximum)
-    cases = read_cases(name, scores, target, log_q, correction=correction, log_z=log_z)
-    prepare, exact = DRAWING[name]
-    prepared = [(case, prepare(case, maximum)) for case in cases]
+    cases = read_cases(known, scores, target, log_q, settings=settings)
+    prepared = [(case, draws.prepare(case, maximum)) for case in cases]
 
     def reached(k: int) -> bool:
-        moments_at = [(case.shares, exact(replace(case, num_negatives=k), form)) for case, form in prepared]
+        moments_at = [(case.shares, draws.exact(replace(case, num_negatives=k), form)) for case, form in prepared]
         rows = [(shares * (bias**2 + variance)).sum(-1) for shares, (bias, variance) in moments_at]
         return float(torch.cat(rows).mean()) <= goal
 
@@ -216,16 +203,15 @@ def drawn(
     *,
     log_q: Tensor | None = None,
     num_negatives: int = 1,
-    correction: str = "logq",
-    log_z: float | None = None,
     draws: int = 10_000,
     generator: torch.Generator | None = None,
+    **settings: Any,
 ) -> Drawn:
     """Bias and variance of a sampled member by Monte Carlo: its loss on negatives that are drawn.
 
     Args:
-        member, scores, target, log_q, num_negatives, correction, log_z: as in `estimate`; log q is (C,), because all
-            rows get the same draws.
+        member, scores, target, log_q, num_negatives, settings: as in `estimate`; log q is (C,), because all rows get
+            the same draws.
         draws: how often k negatives are drawn.
         generator: of the draws.
 
@@ -239,38 +225,20 @@ def drawn(
         >>> bool((result.bias - exact.exact_bias).abs() < 4 * result.bias_error)
         True
     """
-    name = _approximation(member, DRAWING)
+    known, drawing = _drawing(member)
     check_count("draws", draws, least=2)
     if isinstance(log_q, Tensor) and log_q.ndim != 1:
         raise ArgumentError(f"`log_q` must be (C,): all rows get the same draws; got shape {tuple(log_q.shape)}.")
     if target is None:
         raise ArgumentError("`target` must name a label for every row: a mean over labels is not drawn.")
-    settings: dict[str, Any] = {"num_negatives": num_negatives, "correction": correction, "log_z": log_z}
     parts = []
-    for case in read_cases(name, scores, target, log_q, **settings):
+    for case in read_cases(known, scores, target, log_q, num_negatives=num_negatives, settings=settings):
         q = case.log_q[0].exp()
         ids = torch.multinomial(q, draws * num_negatives, replacement=True, generator=generator)
         size = max(1, BLOCK // (num_negatives * len(case.scores)))
-        values = [_drawn_deviations(name, case, block) for block in ids.view(draws, num_negatives).split(size)]
+        values = [drawing.deviations(case, block) for block in ids.view(draws, num_negatives).split(size)]
         parts.append(_with_errors(torch.cat(values, -1)))
     return _joined(parts)
-
-
-def _drawn_deviations(name: str, case: Case, ids: Tensor) -> Tensor:
-    """Loss minus softmax loss and offset on the negatives `ids` (D, k), (N, D)."""
-    positive = case.at_labels(case.scores).expand(-1, len(ids))
-    negative, log_q = case.scores[:, ids], case.log_q[:, ids]  # (N, D, k)
-    full = -case.at_labels(case.log_probs)
-    if case.correction == "importance" and name == "sampled_softmax":
-        return (negative - log_q).logsumexp(-1) - math.log(case.num_negatives) - positive - full
-    log_q_positive = case.at_labels(case.log_q).expand(-1, len(ids))
-    given: dict[str, Any] = {"log_q_positive": log_q_positive, "log_q_negative": log_q, "reduction": "none"}
-    if name == "nce":
-        loss = nce_loss(positive, negative, log_z=log_z_of(case).expand(-1, len(ids)), **given)
-        return loss - full - nce_offset(case)
-    hits = ids == case.labels.unsqueeze(-1)
-    loss = sampled_softmax_loss(positive, negative, hits=hits, correction=case.correction, **given)
-    return loss - full - offset(case)
 
 
 def _with_errors(values: Tensor) -> Drawn:
@@ -287,7 +255,7 @@ def divergences(scores: Tensor, log_q: Tensor | None = None, num_negatives: int 
     >>> divergences(torch.tensor([[0.5, 0.5]]).log(), torch.tensor([0.25, 0.75]).log())["chi_square"]
     tensor([0.3333], dtype=torch.float64)
     """
-    cases = read_cases("sampled_softmax", scores, None, log_q, num_negatives=num_negatives)
+    cases = read_cases(None, scores, None, log_q, num_negatives=num_negatives)
     probs, q = torch.cat([case.probs for case in cases]), torch.cat([case.log_q for case in cases]).exp()
     return {
         "chi_square": between.chi_square(probs, q),
@@ -296,13 +264,11 @@ def divergences(scores: Tensor, log_q: Tensor | None = None, num_negatives: int 
     }
 
 
-def _approximation(member: str, known: Iterable[str] | None = None) -> str:
-    """The member's name in `FAMILY`; an error if it is not one of those that are asked for."""
-    name, names = FAMILY[member].name, tuple(APPROXIMATIONS if known is None else known)
-    if name not in names:
-        what = "draws no negatives" if name in APPROXIMATIONS else "is a loss of its own, no approximation of softmax"
-        raise ArgumentError(f"`member` must be one of {', '.join(names)}; got {name!r}, which {what}.")
-    return name
+def _drawing(member: str) -> tuple[Member, Draws]:
+    """A member that draws negatives, and how."""
+    known, approximation = approximating(member, drawing=True)
+    assert approximation.draws is not None
+    return known, approximation.draws
 
 
 ResultT = TypeVar("ResultT", Estimate, Drawn)

@@ -3,55 +3,22 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from manymax.errors import ArgumentError, ArgumentTypeError, check_choice
-from manymax.members import FAMILY
-from manymax.members.sampled_softmax.loss import CORRECTIONS
-from manymax.members.taylor_softmax.loss import check_order
+from manymax.engine.approximation import Case
+from manymax.engine.member import Approximation, Member
+from manymax.errors import ArgumentError, ArgumentTypeError
 from manymax.ops.checks import check_finite, check_scores
 from manymax.ops.tree import ClassTree
 
-ESTIMATES = (*CORRECTIONS, "importance")
 TABLE = 2**18  # scores at once, so that they stay in the cache
 MASKED = math.log(torch.finfo(torch.float64).tiny)  # a class with a smaller log P counts as masked
 LABELS = 128  # that stand for y ~ P, where there are more classes: half of them the classes that count most,
 LABEL_WIDTH = 0.125  # the others each for those within so much of log(P/q)
-
-
-@dataclass(frozen=True)
-class Case:
-    """Arguments that have been read, a block of rows.
-
-    scores, log_probs, probs, log_q: (N, C). labels: (N, L) classes; shares: (N, L) their weights in the mean;
-    label_log_q: (N, L) the mean of log q over the classes that a label stands for.
-    tree_log_probs: (N, C), of hierarchical softmax.
-    """
-
-    scores: Tensor
-    log_probs: Tensor
-    probs: Tensor
-    log_q: Tensor
-    labels: Tensor
-    shares: Tensor
-    label_log_q: Tensor
-    tree_log_probs: Tensor | None
-    num_negatives: int
-    correction: str
-    order: int
-    log_z: float | None
-
-    @property
-    def weights(self) -> Tensor:
-        """P / q, (N, C); 0 for a masked class, which may have q = 0."""
-        return torch.where(self.log_probs > -torch.inf, (self.log_probs - self.log_q).exp(), 0)
-
-    def at_labels(self, values: Tensor) -> Tensor:
-        """values (N, C) at the labels, (N, L)."""
-        return values.gather(-1, self.labels)
 
 
 def check_count(argument: str, value: object, least: int = 1) -> None:
@@ -61,43 +28,52 @@ def check_count(argument: str, value: object, least: int = 1) -> None:
 
 
 def read_cases(
-    name: str,
+    member: Member | None,
     scores: Tensor,
     target: Tensor | None,
     log_q: Tensor | None,
     tree: ClassTree | Tensor | None = None,
     *,
     num_negatives: int = 1,
-    correction: str = "logq",
-    order: int = 2,
-    log_z: float | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> list[Case]:
-    """The arguments, checked, in float64 and in blocks of rows."""
+    """The arguments, checked, in float64 and in blocks of rows; those of an approximation if `member` is one."""
     check_scores(scores)
     if scores.ndim > 2 or not len(scores):
         raise ArgumentError(f"`scores` must be (rows, classes) with at least 1 row; got shape {tuple(scores.shape)}.")
     check_count("num_negatives", num_negatives)
-    check_choice("correction", correction, ESTIMATES)
-    check_order(order)
+    approximation: Approximation | None = None if member is None else member.needed("theory.approximation")
+    own = {} if member is None else _read_settings(member, settings or {})
     rows = scores.detach().double().reshape(-1, scores.shape[-1])
     check_finite(rows.amax(-1))
     proposal = _read_log_q(log_q, rows)
     labels = None if target is None else _read_target(target, rows)
-    leaves = _read_tree(tree, rows) if name == "hierarchical_softmax" else None
+    leaves = _read_tree(tree, rows) if approximation and approximation.needs_tree else None
     cases = []
     size = min(64, max(1, TABLE // rows.shape[-1]))
     for at in (slice(start, start + size) for start in range(0, len(rows), size)):
         log_probs = rows[at].log_softmax(-1)
         if labels is None:
-            drawn = FAMILY[name].kind == "sampled" and rows.shape[-1] > LABELS
-            by_probability = name == "sampled_softmax" and correction in ("none", "partition")
+            drawn = approximation is not None and approximation.draws is not None and rows.shape[-1] > LABELS
+            by_probability = approximation is not None and approximation.by_probability(own)
             labelled = (_few_labels if drawn else _all_labels)(log_probs, proposal[at], by_probability)
         else:
             ids = labels[at]
             labelled = ids, torch.ones_like(ids, dtype=rows.dtype), proposal[at].gather(-1, ids)
         tables = rows[at], log_probs, log_probs.exp(), proposal[at], *labelled
-        cases.append(Case(*tables, None if leaves is None else leaves[at], num_negatives, correction, order, log_z))
+        cases.append(Case(*tables, None if leaves is None else leaves[at], num_negatives, own))
     return cases
+
+
+def _read_settings(member: Member, given: Mapping[str, Any]) -> dict[str, Any]:
+    """All settings of a member as an approximation, those left out at their default."""
+    known = {setting.name: setting for setting in member.needed("theory.approximation.settings")}
+    for name, value in given.items():
+        if name not in known:
+            has = f"it has {', '.join(known)}" if known else "it has none"
+            raise ArgumentError(f"`{name}` is no setting of {member.name} as an approximation; {has}. Leave it out.")
+        known[name].check(value)
+    return {name: given.get(name, setting.default) for name, setting in known.items()}
 
 
 def _read_log_q(log_q: Tensor | None, scores: Tensor) -> Tensor:
@@ -156,8 +132,8 @@ def _read_tree(tree: ClassTree | Tensor | None, scores: Tensor) -> Tensor:
         return scores.log_softmax(-1)
     if not isinstance(tree, Tensor):
         raise ArgumentTypeError(
-            f"`tree` must hold the log-probabilities {tuple(scores.shape)} of hierarchical softmax, or be a tree whose"
-            f" node scores are free; got {type(tree).__name__}."
+            f"`tree` must hold the log-probabilities {tuple(scores.shape)} that a tree's leaves have, or be a tree"
+            f" whose node scores are free; got {type(tree).__name__}."
         )
     if tree.shape != scores.shape:
         raise ArgumentError(f"`tree` log-probabilities must have shape {tuple(scores.shape)}; got {tuple(tree.shape)}.")

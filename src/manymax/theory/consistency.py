@@ -32,7 +32,6 @@ from torch import Tensor
 from manymax.engine.member import Member
 from manymax.engine.target import MULTILABEL
 from manymax.errors import ArgumentError, check_choice
-from manymax.members.taylor_softmax.loss import taylor_exp
 from manymax.ops.tree import ClassTree
 from manymax.theory.gradients import discounts
 
@@ -221,9 +220,10 @@ def minimisers(
 ) -> Minimisers:
     """The scores that minimise sum_i t_i l(i, s): by a closed form where one is known, otherwise by a search.
 
-    Closed forms, with p = t / sum(t): a Fenchel-Young member has grad Omega(p); NCE, the tree and sampled softmax
-    with log q correction have log p; sampled softmax without has log(p / q) (hits kept in all three); rankmax has whole
-    numbers, see `rankmax_levels`; Taylor-softmax has one score on either side of its turning point.
+    Closed forms, with p = t / sum(t): a Fenchel-Young member has grad Omega(p); others state theirs in their record, in
+    `theory.minimisers`. NCE, the tree and sampled softmax with log q correction have log p; sampled softmax without has
+    log(p / q) (hits kept in all three); rankmax has whole numbers; Taylor-softmax has one score on either side of its
+    turning point.
 
     Args:
         member: a row of `FAMILY`.
@@ -287,87 +287,11 @@ def _pinned(member: Member, scores: Tensor) -> Tensor:
 
 def closed_form(member: Member, probs: Tensor, *, log_q: Tensor | None = None, **settings: Any) -> Tensor | None:
     """The minimisers (n, C) for probs (C,) by a formula, or None where none is known."""
+    if member.theory.minimisers is not None:
+        return member.theory.minimisers(probs, log_q, **settings)
     if member.foundation is not None:
         return member.fenchel_young(**settings).slope(probs).unsqueeze(0)
-    if member.kind == "tree":
-        return probs.log().unsqueeze(0)
-    if member.name == "nce" and settings.get("hit_policy", "keep") == "keep":
-        return (probs.log() + settings.get("log_z", 0.0)).unsqueeze(0)
-    if member.name == "rankmax":
-        return rankmax_levels(probs).unsqueeze(0)
-    if member.name == "taylor_softmax" and bool((probs > 0).all()):
-        return taylor_branches(probs, settings.get("order", 2))
-    correction = settings.get("correction", "logq")
-    if member.name == "sampled_softmax" and settings.get("hit_policy") in (None, "keep") and correction != "partition":
-        uniform = correction == "logq" or log_q is None
-        return (probs.log() if uniform or log_q is None else probs.log() - log_q).unsqueeze(0)
     return None
-
-
-def taylor_branches(probs: Tensor, order: int = 2) -> Tensor:
-    """Two minimisers of Taylor-softmax's risk, (2, C): f(s_i) = c p_i on the rising branch, and on the falling one.
-
-    Both have the map p; c is one of many. On the falling branch the highest score belongs to the least probable class.
-
-        >>> taylor_branches(torch.tensor([0.8, 0.2]))
-        tensor([[ 1.6458,  0.0000],
-                [-3.6458, -2.0000]])
-    """
-    bottom = _turning_point(order)
-    goal = probs.double() / probs.double().min() * 2 * taylor_exp(bottom, order)  # c p_i, twice the least value of f
-    branches = []
-    for sign in (1.0, -1.0):
-        near, far = torch.zeros_like(goal), goal.new_full(goal.shape, 1.0)
-        while bool((taylor_exp(bottom + sign * far, order) < goal).any()):
-            far = 2 * far
-        for _ in range(60):  # bisection: f grows on either side of its lowest point
-            middle = (near + far) / 2
-            beyond = taylor_exp(bottom + sign * middle, order) >= goal
-            near, far = torch.where(beyond, near, middle), torch.where(beyond, middle, far)
-        branches.append(bottom + sign * far)
-    return torch.stack(branches).to(probs.dtype)
-
-
-def _turning_point(order: int) -> Tensor:
-    """Where f' = 0, (): the root of the polynomial of one order less, which rises everywhere."""
-    low, high = torch.tensor(-float(order), dtype=torch.float64), torch.tensor(0.0, dtype=torch.float64)
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (low, middle) if taylor_exp(middle, order - 1) > 0 else (middle, high)
-    return (low + high) / 2
-
-
-def rankmax_levels(probs: Tensor) -> Tensor:
-    """The minimiser of rankmax's risk sum_y p_y log S_y, (C,) for probs (C,): whole numbers, found exactly.
-
-    Between the kinks s_i - s_j = 1 the risk is concave, so that it is lowest where neighbouring levels are 1 apart.
-    With N_b classes on the first b levels, a class on level b has S_b = S_(b-1) + N_b; the best levels follow
-    by dynamic programming over (N, S), in O(C^4) additions.
-
-        >>> rankmax_levels(torch.tensor([0.18, 0.6, 0.22]))
-        tensor([-1.,  0., -1.])
-    """
-    ranked, order = probs.double().sort(descending=True)
-    count = len(probs)
-    mass = torch.cat([ranked.new_zeros(1), ranked.cumsum(0)])
-    sizes = torch.arange(count * (count + 1) // 2 + 1)  # every value that S can take
-    cost = torch.full((count + 1, len(sizes)), torch.inf, dtype=torch.float64)
-    previous = torch.zeros(count + 1, len(sizes), dtype=torch.long)
-    cost[0, 0] = 0
-    for placed in range(1, count + 1):
-        log_s = sizes[placed:].double().log()
-        for before in range(placed):  # the classes before + 1 .. placed share a level
-            tried = cost[before, : len(sizes) - placed] + (mass[placed] - mass[before]) * log_s
-            better = tried < cost[placed, placed:]
-            cost[placed, placed:] = torch.where(better, tried, cost[placed, placed:])
-            previous[placed, placed:] = torch.where(better, before, previous[placed, placed:])
-    ends, total = [count], int(cost[count].argmin())
-    while ends[-1]:
-        placed = ends[-1]
-        ends.append(int(previous[placed, total]))
-        total -= placed
-    level = torch.bucketize(torch.arange(count), torch.tensor(ends[-2::-1]), right=True)
-    return torch.empty_like(probs).scatter(0, order, (-level).to(probs.dtype))
 
 
 def descend_risk(member: Member, start: Tensor, weights: Tensor, options: Mapping[str, Any]) -> Tensor:

@@ -9,7 +9,6 @@ A search proves the second and third answer by its witness; "strict" says that n
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -66,15 +65,15 @@ def member_map(member: Member, target: Tensor | None = None, **settings: Any) ->
     """
     if member.map is None:
         raise ArgumentError(f"`member` must have a map from scores to probabilities; {member.name} has none.")
-    if "target" not in inspect.signature(member.map).parameters:
+    if not member.needs_label:
         return partial(member.map, **settings)
     known = member.map
+    return lambda scores: known(scores, label_of(scores, target), **settings)
 
-    def given_label(scores: Tensor) -> Tensor:
-        label = torch.zeros_like(scores[..., 0], dtype=torch.long) if target is None else target
-        return known(scores, label, **settings)
 
-    return given_label
+def label_of(scores: Tensor, target: Tensor | None) -> Tensor:
+    """The labels (...) that a map of scores (..., C) is told: the given ones, or class 0."""
+    return torch.zeros_like(scores[..., 0], dtype=torch.long) if target is None else target
 
 
 def order_of(map: Map, num_classes: int = 5, *, rows: int = 1000, rounds: int = 8, seed: int = 0) -> Order:

@@ -1,4 +1,4 @@
-"""How fast gradient descent is on a linear head, and what is left of the paper's ordering of rates.
+"""How fast gradient descent is on a linear head.
 
 For scores s = W x with ridge (gamma/2) |W|^2 and a loss of curvature B in the scores, the objective has
 
@@ -26,8 +26,6 @@ from torch import Tensor
 
 from manymax.engine.member import Member
 from manymax.errors import ArgumentError
-from manymax.members import FAMILY
-from manymax.theory.jacobian import ALPHAS, sharpest_scores
 from manymax.theory.order import member_map
 
 
@@ -72,10 +70,11 @@ def head_rates(member: Member, features: Tensor, num_classes: int, ridge: float,
     if features.ndim != 2:
         raise ArgumentError(f"`features` must be (examples, dim); got shape {tuple(features.shape)}.")
     feature_norm = float(torch.linalg.matrix_norm(features.double(), 2)) ** 2 / len(features)
-    return rates(_curvature(member, num_classes, **settings), feature_norm, ridge)
+    return rates(curvature_of(member, num_classes, **settings), feature_norm, ridge)
 
 
-def _curvature(member: Member, num_classes: int, **settings: Any) -> float:
+def curvature_of(member: Member, num_classes: int, **settings: Any) -> float:
+    """B of a member: the smoothness that its facts state, with its settings and sizes such as `num_negatives`."""
     known = member.facts.smoothness.fn
     if known is None:
         raise ArgumentError(f"`member` must state its smoothness; {member.name} does not.")
@@ -128,7 +127,7 @@ def worst_head(
     p(s0). The optimum is W = 0, where the Hessian has the eigenvalues L and gamma.
 
     Args:
-        member: softmax, sparsemax, entmax or rg.
+        member: a Fenchel-Young one whose record gives `theory.sharpest`, as softmax, sparsemax, entmax and rg do.
         num_classes, feature_norm, ridge: C, L_G, gamma.
         settings: the member's own.
 
@@ -136,6 +135,7 @@ def worst_head(
         The gradient as a function of W (C,); a direction (C,) of the largest curvature; the constants.
 
     Example: with eta*, each step takes the distance down by rho, along steep and flat directions alike.
+        >>> from manymax.members import FAMILY
         >>> gradient, steep, r = worst_head(FAMILY["sparsemax"], 5, feature_norm=2.0, ridge=0.1)
         >>> path = descend(gradient, 0.01 * (steep + 1), r.eta_star, 20)
         >>> float(contractions(path, torch.zeros(5)).max()) - r.rho < 1e-12
@@ -143,10 +143,7 @@ def worst_head(
     """
     if member.foundation is None:
         raise ArgumentError(f"`member` must be Fenchel-Young; {member.name} is not: {member.facts.fenchel_young.text}.")
-    offset = torch.zeros(num_classes, dtype=torch.float64)
-    alpha = ALPHAS.get(member.name) or settings.get("alpha", 1.5)
-    if member.name != "rg" and alpha != 2:
-        offset = sharpest_scores(num_classes, alpha)
+    offset = member.needed("theory.sharpest")(num_classes, **settings)
     map, x = member_map(member, **settings), feature_norm**0.5
     target = map(offset)
 
@@ -157,73 +154,5 @@ def worst_head(
     return (
         gradient,
         torch.linalg.eigh(hessian).eigenvectors[:, -1],
-        rates(_curvature(member, num_classes, **settings), feature_norm, ridge),
+        rates(curvature_of(member, num_classes, **settings), feature_norm, ridge),
     )
-
-
-# The paper's ordering -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Link:
-    """One relation of the paper's chain of rates, with the rates and whether it holds."""
-
-    left: str
-    relation: str
-    right: str
-    left_rho: float
-    right_rho: float
-    holds: bool
-
-
-# rho_NCE < rho_SSM = rho_SM = rho_HSM < rho_entmax <= rho_sparsemax, the display at the end of section 3.2
-CHAIN = (
-    ("nce", "<", "sampled_softmax"),
-    ("sampled_softmax", "=", "softmax"),
-    ("softmax", "=", "hierarchical_softmax"),
-    ("hierarchical_softmax", "<", "entmax"),
-    ("entmax", "<=", "sparsemax"),
-)
-
-
-def rate_ordering(
-    num_classes: int = 1000,
-    *,
-    num_negatives: int = 100,
-    alpha: float = 1.5,
-    feature_norm: float = 1.0,
-    ridge: float = 0.01,
-) -> list[Link]:
-    """The paper's ordering of rates with the worst-case curvatures that the facts state.
-
-    Two links fail: NCE's curvature is 1/4 only if no class is drawn twice, and up to (k + 1)/4 otherwise; a tree of
-    sigmoids has 1/4, not softmax's 1/2. The others hold for these suprema, not at given scores: at (1, 0)
-    sparsemax has curvature 0 and softmax 0.393.
-
-    Example:
-        >>> for link in rate_ordering():
-        ...     print(link.left, link.relation, link.right, link.holds)
-        nce < sampled_softmax False
-        sampled_softmax = softmax True
-        softmax = hierarchical_softmax False
-        hierarchical_softmax < entmax True
-        entmax <= sparsemax True
-    """
-    settings: dict[str, dict[str, Any]] = {"nce": {"num_negatives": num_negatives}, "entmax": {"alpha": alpha}}
-
-    def rho(name: str) -> float:
-        return rates(_curvature(FAMILY[name], num_classes, **settings.get(name, {})), feature_norm, ridge).rho
-
-    holds = {"<": lambda a, b: a < b, "=": lambda a, b: a == b, "<=": lambda a, b: a <= b}
-    return [Link(a, sign, b, rho(a), rho(b), holds[sign](rho(a), rho(b))) for a, sign, b in CHAIN]
-
-
-def expected_nce_curvature(log_q: Tensor, target: int, num_negatives: int) -> float:
-    """The largest curvature of NCE's expected loss, max_j (1{j = y} + k q_j) / 4.
-
-    >>> round(expected_nce_curvature(torch.tensor([0.6, 0.3, 0.1]).log(), target=2, num_negatives=100), 3)
-    15.0
-    """
-    weights = num_negatives * log_q.double().exp()
-    weights[target] += 1
-    return float(weights.max()) / 4

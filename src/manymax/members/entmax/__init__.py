@@ -11,6 +11,7 @@ from manymax.members.entmax.loss import (
     entmax_loss,
     foundation,
 )
+from manymax.members.entmax.theory import THEORY
 
 MEMBER = Member(
     name="entmax",
@@ -29,5 +30,6 @@ MEMBER = Member(
     kernel=entmax_kernel,
     cost=COST,
     traffic=TRAFFIC,
+    theory=THEORY,
     reference="Peters, Niculae, Martins, ACL 2019; Correia, Niculae, Martins, EMNLP 2019",
 )

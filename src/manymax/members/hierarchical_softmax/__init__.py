@@ -11,7 +11,9 @@ from manymax.members.hierarchical_softmax.loss import (
     HierarchicalSoftmaxLoss,
     cost,
     hierarchical_softmax_loss,
+    mean_code_length,
 )
+from manymax.members.hierarchical_softmax.theory import THEORY
 
 MEMBER = Member(
     name="hierarchical_softmax",
@@ -26,6 +28,8 @@ MEMBER = Member(
     head=LinearHierarchicalSoftmaxLoss,
     head_function=linear_hierarchical_softmax_loss,
     cost=cost,
+    path_length=mean_code_length,
+    theory=THEORY,
     reference="Morin and Bengio, AISTATS 2005; on Huffman's tree: Mikolov et al., NeurIPS 2013",
 )
 

@@ -3,6 +3,7 @@
 from manymax.engine.cost import FLOAT, sampled_cost, sampled_traffic
 from manymax.engine.member import ONE_DRAW_EACH, Member
 from manymax.members.nce.loss import FACTS, FORMULAS, SETTINGS, NCELoss, nce_kernel, nce_loss
+from manymax.members.nce.theory import THEORY
 
 MEMBER = Member(
     name="nce",
@@ -18,5 +19,6 @@ MEMBER = Member(
     kernel=nce_kernel,
     cost=sampled_cost,
     traffic=sampled_traffic(sums=2, row=2 * FLOAT),
+    theory=THEORY,
     reference="Gutmann and Hyvarinen, AISTATS 2010",
 )

@@ -161,6 +161,7 @@ FACTS = Facts(
         "contradicted",
         printed="1/4",
         fn=lambda num_classes, num_negatives=100: (num_negatives + 1) / 4,
+        sizes=("num_negatives",),
     ),
     cost=Fact(
         "constant",

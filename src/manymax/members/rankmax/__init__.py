@@ -3,6 +3,7 @@
 from manymax.engine.member import Member
 from manymax.members.rankmax.kernel import COST, TRAFFIC, rankmax_kernel
 from manymax.members.rankmax.loss import FACTS, FORMULAS, TAKES, RankmaxLoss, rankmax, rankmax_loss
+from manymax.members.rankmax.theory import THEORY
 
 MEMBER = Member(
     name="rankmax",
@@ -20,5 +21,6 @@ MEMBER = Member(
     kernel=rankmax_kernel,
     cost=COST,
     traffic=TRAFFIC,
+    theory=THEORY,
     reference="Kong, Krichene, Mayoraz, Rendle, Zhang, NeurIPS 2020",
 )

@@ -3,6 +3,7 @@
 from manymax.engine.member import Member
 from manymax.members.rg.kernel import cost, rg_kernel, traffic
 from manymax.members.rg.loss import FACTS, FORMULAS, RGLoss, foundation, rg, rg_loss
+from manymax.members.rg.theory import THEORY
 
 MEMBER = Member(
     name="rg",
@@ -18,5 +19,6 @@ MEMBER = Member(
     kernel=rg_kernel,
     cost=cost,
     traffic=traffic,
+    theory=THEORY,
     reference="Pu et al., ICML 2024",
 )

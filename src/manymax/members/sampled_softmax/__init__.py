@@ -11,6 +11,7 @@ from manymax.members.sampled_softmax.loss import (
     sampled_softmax_kernel,
     sampled_softmax_loss,
 )
+from manymax.members.sampled_softmax.theory import THEORY
 
 MEMBER = Member(
     name="sampled_softmax",
@@ -28,5 +29,6 @@ MEMBER = Member(
     check=check_settings,
     cost=sampled_cost,
     traffic=sampled_traffic(sums=3, row=4 * FLOAT),
+    theory=THEORY,
     reference="Jean et al., ACL 2015; Ma and Collins, EMNLP 2018",
 )

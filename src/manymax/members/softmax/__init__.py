@@ -3,6 +3,7 @@
 from manymax.engine.member import Member
 from manymax.members.softmax.kernel import COST, TRAFFIC, softmax_kernel
 from manymax.members.softmax.loss import FACTS, FORMULAS, SoftmaxLoss, foundation, softmax, softmax_loss
+from manymax.members.softmax.theory import THEORY
 
 MEMBER = Member(
     name="softmax",
@@ -17,5 +18,6 @@ MEMBER = Member(
     kernel=softmax_kernel,
     cost=COST,
     traffic=TRAFFIC,
+    theory=THEORY,
     reference="Bridle 1990; as a Fenchel-Young loss: Blondel, Martins, Niculae, JMLR 2020",
 )

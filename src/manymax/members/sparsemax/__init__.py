@@ -4,6 +4,7 @@ from manymax.engine.member import Member
 from manymax.members.entmax.kernel import COST, TRAFFIC
 from manymax.members.sparsemax.kernel import sparsemax_kernel
 from manymax.members.sparsemax.loss import FACTS, FORMULAS, SparsemaxLoss, foundation, sparsemax, sparsemax_loss
+from manymax.members.sparsemax.theory import THEORY
 
 MEMBER = Member(
     name="sparsemax",
@@ -20,5 +21,6 @@ MEMBER = Member(
     kernel=sparsemax_kernel,
     cost=COST,
     traffic=TRAFFIC,
+    theory=THEORY,
     reference="Martins and Astudillo, ICML 2016",
 )

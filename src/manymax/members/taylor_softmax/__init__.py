@@ -11,6 +11,7 @@ from manymax.members.taylor_softmax.loss import (
     taylor_softmax,
     taylor_softmax_loss,
 )
+from manymax.members.taylor_softmax.theory import THEORY
 
 MEMBER = Member(
     name="taylor_softmax",
@@ -27,5 +28,6 @@ MEMBER = Member(
     kernel=taylor_kernel,
     cost=COST,
     traffic=TRAFFIC,
+    theory=THEORY,
     reference="de Brebisson and Vincent, ICLR 2016; Banerjee et al. 2020",
 )

@@ -181,7 +181,9 @@ FACTS = Facts(
     ),
 )
 
-SETTINGS = (Setting("order", int, 2, "Of Taylor-softmax; even.", least=2, multiple_of=2),)
+SETTINGS = (
+    Setting("order", int, 2, "Of Taylor-softmax; even.", least=2, multiple_of=2, reason="odd orders turn negative"),
+)
 
 
 def ranking_key(order: int = 2) -> Callable[[Tensor], Tensor]:

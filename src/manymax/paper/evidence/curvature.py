@@ -11,13 +11,17 @@ from torch import Tensor
 
 from manymax.members import FAMILY
 from manymax.members.entmax.loss import entmax
+from manymax.members.entmax.theory import entmax_norm
 from manymax.members.nce.loss import nce_loss
 from manymax.members.rankmax.loss import rankmax_loss
 from manymax.members.sampled_softmax.loss import sampled_softmax_loss
 from manymax.ops.tree import HuffmanTree
 from manymax.paper.evidence.finding import Finding, double, normal
+from manymax.paper.rates import rate_ordering
 from manymax.theory import jacobian, rates
 from manymax.theory.order import member_map
+
+ALPHAS = {"softmax": 1.0, "sparsemax": 2.0}  # members that are entmax at a fixed alpha
 
 
 @cache
@@ -27,11 +31,11 @@ def entmax_supremum(name: str) -> Finding:
     found = []
     for num_classes in (2, 48, 1000):
         for setting in member.examples:
-            alpha = jacobian.ALPHAS.get(name) or setting["alpha"]
+            alpha = ALPHAS.get(name) or setting["alpha"]
             bound = jacobian.supremum(member, num_classes, **setting)
-            sharpest = torch.zeros(num_classes) if alpha == 2 else jacobian.sharpest_scores(num_classes, alpha)
-            scores = torch.cat([sharpest.double()[None], 3 * normal(40, num_classes), normal(40, num_classes)])
-            norms = jacobian.entmax_norm(entmax(scores, alpha), alpha)
+            sharpest = member.needed("theory.sharpest")(num_classes, **setting)
+            scores = torch.cat([sharpest[None], 3 * normal(40, num_classes), normal(40, num_classes)])
+            norms = entmax_norm(entmax(scores, alpha), alpha)
             found.append((bool((norms <= bound + 1e-12).all() and norms[0] > bound - 1e-9), float(norms[0]), bound))
     _, reached, bound = found[-len(member.examples)]
     return Finding(all(holds for holds, *_ in found), f"at C = 1000 {reached:.6g} reached, {bound:.6g} stated")
@@ -157,7 +161,7 @@ def descent_contracts() -> Finding:
 @cache
 def rate_link(left: str, right: str) -> Finding:
     """One link of the paper's chain of rates, with the facts' worst-case curvatures."""
-    (link,) = [link for link in rates.rate_ordering() if (link.left, link.right) == (left, right)]
+    (link,) = [link for link in rate_ordering() if (link.left, link.right) == (left, right)]
     return Finding(
         link.holds, f"rho = {link.left_rho:.5f} and {link.right_rho:.5f} at L_G = 1, gamma = .01, C = 1000, k = 100"
     )

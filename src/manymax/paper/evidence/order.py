@@ -13,6 +13,7 @@ from torch import Tensor
 from manymax.members import FAMILY
 from manymax.members.entmax.loss import entmax
 from manymax.members.hierarchical_softmax.loss import hierarchical_softmax_log_prob
+from manymax.members.rankmax.theory import rankmax_levels
 from manymax.members.softmax.loss import softmax
 from manymax.ops.tree import HuffmanTree
 from manymax.paper.evidence.finding import Finding, double, normal, row
@@ -23,7 +24,6 @@ from manymax.theory.consistency import (
     descend_risk,
     expected_metric,
     minimisers,
-    rankmax_levels,
     regret,
     search_minimisers,
 )

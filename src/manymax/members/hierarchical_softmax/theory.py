@@ -1,0 +1,24 @@
+"""Hierarchical softmax against softmax: its minimiser and its bias."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from manymax.engine.approximation import Case, Parts
+from manymax.engine.member import Approximation, Theory
+
+
+def _minimisers(probs: Tensor, _: Tensor | None, **settings: Any) -> Tensor:
+    """Free node scores make P = p; classes are ranked by log P."""
+    return probs.log().unsqueeze(0)
+
+
+def _parts(case: Case) -> Parts:
+    """log P(y) - log P_tree(y): its mean over y ~ P is KL(P || P_tree)."""
+    assert case.tree_log_probs is not None
+    return Parts.exact(case.at_labels(case.log_probs - case.tree_log_probs))
+
+
+THEORY = Theory(minimisers=_minimisers, approximation=Approximation(_parts, needs_tree=True))
