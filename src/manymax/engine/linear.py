@@ -119,7 +119,7 @@ def read_call(
     read = read_head_target(
         queries, target, keywords.weight, keywords.ignore_index, keywords.multilabel, shards.num_classes
     )
-    if member.needs_label and not shards.ranks.alone:  # the ranks must number a row's positives alike
+    if member.needs_label:  # which positive a sum is about must be known, and numbered alike on all ranks
         read = listed(read)
     live = live_classes(bias)
     check_live(read, live, shards)

@@ -38,8 +38,6 @@ def block_rankmax(block: Block) -> Result:
     if not block.ranks.alone:
         return _parts_of_rows(block)
     target, scores = block.target, block.scores
-    if target.ids is None:
-        target = _listed(target)
     target, labels = _by_label(target, target.pick(scores))
     masked = bool((labels == -torch.inf).any())
     block = replace(block, target=target)
@@ -67,13 +65,6 @@ def block_rankmax(block: Block) -> Result:
             table.scatter_add_(1, part.ids, own)
             result.parts.append(Dense(table, torch.ones_like(own[:, 0]), None if everything else wide))
     return result
-
-
-def _listed(target: RowTarget) -> RowTarget:
-    """Bool rows as padded ids."""
-    count = (target.weights != 0).sum(1)
-    ids = (target.weights != 0).to(torch.uint8).topk(max(1, int(count.max())), dim=1).indices
-    return replace(target, ids=ids, weights=target.weights.gather(1, ids))
 
 
 def _by_label(target: RowTarget, picked: Tensor) -> tuple[RowTarget, Tensor]:
