@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,9 @@ class LinearHead(nn.Module):
         bias: whether the own class vectors have a bias.
         device, dtype: of the class vectors.
     """
+
+    takes_class_vectors: bool = True
+    honours: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(
         self,

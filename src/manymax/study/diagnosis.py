@@ -13,7 +13,7 @@ from torch import Tensor
 
 from manymax.engine.member import Member
 from manymax.errors import ArgumentError, ManymaxError
-from manymax.members import FAMILY
+from manymax.members import BASELINE, FAMILY
 from manymax.ops.tree import HuffmanTree
 from manymax.study.data.interactions import PADDING
 from manymax.study.files import whole, write_json
@@ -104,14 +104,13 @@ def of_run(folder: Path, rows: int, proposal: str, generator: torch.Generator) -
     users = having[torch.randperm(len(having), generator=generator)[:rows]]
     vectors = model.backbone.vectors()
     queries = replace(served, known=split.train).queries(users, vectors)
-    items = vectors.items if model.takes_items else None
-    scores: Tensor = model.head.scores(queries, linear_weight=items)  # type: ignore[operator]
+    scores = model.head.scores(queries, linear_weight=vectors.for_head(model.head))
     counts = split.train.items.bincount(minlength=split.num_items).double()
     smoothed = counts + 1  # every class can be drawn
     log_q = smoothed.log() if proposal == "popularity" else torch.zeros_like(smoothed)
     target = split.test.padded(users)[:, 0]
     assert (target != PADDING).all()
-    return Subject(str(folder), scores.double(), target, log_q.log_softmax(-1), served.config.dim, counts)
+    return Subject(str(folder), scores.double(), target, log_q.log_softmax(-1), served.config.backbone.dim, counts)
 
 
 def bias_variance(
@@ -141,19 +140,20 @@ def _approximations(subject: Subject, sizes: Sequence[int]) -> Iterator[tuple[st
     """(member, its settings) for all that `estimate` knows."""
     masked = bool((subject.scores.log_softmax(-1) <= MASKED).any())
     for name in APPROXIMATIONS:
-        if name == "sampled_softmax":
+        member = FAMILY[name]
+        if member.kind == "sampled" and any(setting.name == "correction" for setting in member.settings):
             corrections = [c for c in ESTIMATES if not (masked and c == "importance")]
             yield from (
                 (name, {"log_q": subject.log_q, "num_negatives": k, "correction": c})
                 for c in corrections
                 for k in sizes
             )
-        elif name == "nce":
+        elif member.kind == "sampled":
             yield from ((name, {"log_q": subject.log_q, "num_negatives": k}) for k in sizes)
-        elif name == "hierarchical_softmax":
+        elif member.kind == "tree":
             tree = HuffmanTree(subject.log_q.exp() if subject.counts is None else subject.counts)
             yield name, {"tree": tree_log_probs(subject.scores, tree, subject.dim)}
-        elif name != "softmax":
+        elif member is not BASELINE:
             yield name, {}
 
 

@@ -6,7 +6,7 @@ Written to `probe.json` in the folder of a finished run, for the report, which r
                     is 0 only where every gradient in it is exactly 0
     zero_share      the share of negatives whose gradient is exactly 0
     jacobian        |J| of the map for the first of them, at the best-scored items
-    approximations  of models trained with softmax: what the theory predicts for sampled losses under a uniform
+    approximations  of models trained with the baseline: what the theory predicts for sampled losses under a uniform
                     proposal, what is exact, and what draws measure, with standard errors
     error           why there is nothing of this
 """
@@ -21,13 +21,15 @@ import torch
 from torch import Tensor
 
 from manymax.engine.member import Member
-from manymax.members import FAMILY
+from manymax.members import BASELINE, FAMILY
 from manymax.study.data.batches import Batch
 from manymax.study.evaluate import known_lists
 from manymax.study.files import write_json
+from manymax.study.heads import own_keywords
 from manymax.study.records import PROBE
 from manymax.study.run import load_model
 from manymax.study.seeds import generator
+from manymax.theory.approximations import DRAWING
 from manymax.theory.bias_variance import drawn, estimate
 from manymax.theory.gradients import by_score, gradient, top_jacobian, without_signal
 from manymax.theory.order import member_map
@@ -37,8 +39,7 @@ BINS = 64  # of ranks
 TOP = 48  # items of the Jacobian
 NEGATIVES = (5, 10, 50, 100)
 DRAWS = 2_000
-SAMPLED = (("sampled_softmax", "logq"), ("sampled_softmax", "partition"), ("nce", "logq"))
-OWN = {"entmax": ("alpha",), "taylor_softmax": ("order",)}  # settings of a member's map
+CORRECTED = "logq"  # the use of log q that every sampled member has; those that can be told otherwise have more
 
 
 def probe(folder: Path) -> None:
@@ -52,17 +53,20 @@ def probe(folder: Path) -> None:
 
 def _measure(folder: Path) -> dict[str, Any]:
     config, model, _, _, split = load_model(folder)
-    if config.loss not in FAMILY or FAMILY[config.loss].kind not in ("exact", "quadratic"):
+    member = config.member
+    if member.kind not in ("exact", "quadratic"):
         return {}
     users = (split.test.lengths > 0).nonzero()[:ROWS, 0]
     target = split.test.items[split.test.offsets[users]]
     with torch.no_grad():
         vectors = model.backbone.vectors()
-        history = known_lists(split, "test").padded(users, config.max_length)
+        reads = model.backbone.needs_history
+        history = known_lists(split, "test").padded(users, model.backbone.max_length) if reads else None
         scores = (model.backbone.queries(Batch(users, history), vectors) @ vectors.items.T).double()  # (N, C)
-    member, settings = FAMILY[config.loss], {name: getattr(config, name) for name in OWN.get(config.loss, ())}
+    settings = own_keywords(member.settings, config.loss.own)
+    settings.pop("learnable", None)  # of the head; the map is measured where training began
     found = {**_gradients(member, scores, target, settings)}
-    if config.loss == "softmax":
+    if member is BASELINE:
         found["approximations"] = list(_approximations(scores, target, config.seed))
     return found
 
@@ -84,7 +88,7 @@ def _binned(values: Tensor) -> Tensor:
 
 def _approximations(scores: Tensor, target: Tensor, seed: int) -> Iterator[dict[str, Any]]:
     """Means over the users, who share the draws: the standard error of a mean is at most the mean of theirs."""
-    for member, correction in SAMPLED:
+    for member, correction in _drawing():
         for k in NEGATIVES:
             predicted = estimate(member, scores, target, num_negatives=k, correction=correction)
             draws = generator(seed, "probe", step=k)
@@ -93,7 +97,7 @@ def _approximations(scores: Tensor, target: Tensor, seed: int) -> Iterator[dict[
             )
             yield {
                 "member": member,
-                "correction": correction if member == "sampled_softmax" else None,
+                "correction": correction if len(_corrections(FAMILY[member])) > 1 else None,
                 "num_negatives": k,
                 "predicted_bias": predicted.bias.mean().item(),
                 "exact_bias": predicted.exact_bias.mean().item(),
@@ -105,3 +109,15 @@ def _approximations(scores: Tensor, target: Tensor, seed: int) -> Iterator[dict[
                 "measured_variance_error": measured.variance_error.mean().item(),
                 "in_range": predicted.in_range.double().mean().item(),
             }
+
+
+def _drawing() -> Iterator[tuple[str, str]]:
+    """(member, correction) of all members that draw negatives and whose draws the theory knows."""
+    for name in DRAWING:
+        yield from ((name, correction) for correction in _corrections(FAMILY[name]))
+
+
+def _corrections(member: Member) -> list[str]:
+    """The ways in which a member can use log q; one that leaves it out approximates another loss."""
+    choices = {word for setting in member.settings if setting.name == "correction" for word in setting.choices}
+    return [CORRECTED, *sorted(choices - {CORRECTED, "none"})]

@@ -234,6 +234,8 @@ class HierarchicalSoftmaxLoss(ExactLoss):
         (tensor([0.5000, 0.2500]), tensor([0, 3]))
     """
 
+    takes_class_vectors = False  # those of the nodes are its own
+
     def __init__(
         self,
         in_features: int,
