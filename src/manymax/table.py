@@ -26,11 +26,11 @@ class Table(Mapping[str, RowT]):
     """An ordered mapping from canonical names to rows that also answers to aliases.
 
     Iteration gives the canonical names in the order of the rows; an unknown name raises an
-    error with the nearest known one.
+    error with the nearest known one. `version` grows whenever the rows change.
     """
 
     def __init__(self, kind: str, *rows: RowT) -> None:
-        self.kind = kind
+        self.kind, self.version = kind, 0
         self._rows: dict[str, RowT] = {}
         self._names: dict[str, str] = {}
         for row in rows:
@@ -49,6 +49,7 @@ class Table(Mapping[str, RowT]):
                 )
         self._rows[row.name] = row
         self._names |= dict.fromkeys(names, row.name)
+        self.version += 1
 
     @contextmanager
     def extended(self, *rows: RowT) -> Iterator[None]:
@@ -60,6 +61,7 @@ class Table(Mapping[str, RowT]):
             yield
         finally:
             self._rows, self._names = before
+            self.version += 1
 
     def __getitem__(self, name: str) -> RowT:
         if name not in self._names:

@@ -23,7 +23,8 @@ import json
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Union, get_args, get_origin
+from functools import wraps
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -260,9 +261,29 @@ def solver_names() -> list[str]:
     return [GRADIENT, *dict.fromkeys(name for member in losses().values() for name in member.solvers)]
 
 
+FoundT = TypeVar("FoundT")
+
+
+def _until_a_table_changes(function: Callable[[], FoundT]) -> Callable[[], FoundT]:
+    """Remember what is read from the tables for as long as they have the same rows: a study makes many configs."""
+    known: dict[tuple[int, ...], FoundT] = {}
+
+    @wraps(function)
+    def remembered() -> FoundT:
+        now = tuple(table.version for table in (FAMILY, REFERENCES, SAMPLERS, BACKBONES, computations()))
+        if now not in known:
+            found = function()
+            known.clear()
+            known[now] = found
+        return known[now]
+
+    return remembered
+
+
 Declared = dict[str, list[tuple[str, Setting]]]  # {option: [(row, its setting), ...]}
 
 
+@_until_a_table_changes
 def _declared() -> dict[str, Declared]:
     """What the rows of the tables can be set to, by group; an error where one option would mean two things."""
     rows: dict[str, list[tuple[str, tuple[Setting, ...]]]] = {
@@ -312,10 +333,11 @@ class Option:
     choices: tuple[str, ...] = ()
 
 
-def options() -> list[Option]:
+@_until_a_table_changes
+def options() -> tuple[Option, ...]:
     """Every option that there is now, in the order of the flat form; those that came later at the end."""
     found = {option.name: option for option in (*_fixed_options(), *_declared_options())}
-    return [found[name] for name in dict.fromkeys((*FLAT_FORM, *found)) if name in found]
+    return tuple(found[name] for name in dict.fromkeys((*FLAT_FORM, *found)) if name in found)
 
 
 def _fixed_options() -> Iterator[Option]:
@@ -358,11 +380,16 @@ def _kinds(annotation: Any) -> tuple[Any, ...]:
 Rule = tuple[tuple[str, ...], str, tuple[str, ...]]
 
 
-def _rules() -> Iterator[Rule]:
+@_until_a_table_changes
+def _rules() -> tuple[Rule, ...]:
     """(options, deciding option, values): elsewhere these options have no effect and must keep their default.
 
     The deciding option of a rule stands in rules before it, if at all.
     """
+    return tuple(_every_rule())
+
+
+def _every_rule() -> Iterator[Rule]:
     members = losses().values()
     declared = _declared()
     yield from _rules_of(declared["loss"], "loss")
@@ -587,7 +614,7 @@ class RunConfig(BaseModel):
         >>> RunConfig.trimmed({"loss": "softmax", "alpha": 1.2, "lr": 0.01}).loss.own
         {}
         """
-        given, rules = flattened(settings), list(_rules())
+        given, rules = flattened(settings), _rules()
         deciding, sketch = {option for _, option, _ in rules}, cls()
         depending = {name for names, _, _ in rules for name in names}
         for names in (deciding - depending, deciding, set(given)):  # a sampler is chosen where the loss takes one

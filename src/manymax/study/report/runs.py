@@ -42,7 +42,7 @@ class Run:
     folder: Path
     record: Record
 
-    @property
+    @cached_property
     def settings(self) -> Mapping[str, Any]:
         """The settings of the run by name; an option that an older record does not know has the value it had then."""
         return {**LATER, **flat(self.record.settings)}
