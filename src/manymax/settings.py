@@ -82,6 +82,8 @@ class Setting:
         manymax.errors.ArgumentError: `alpha` must be a number of at least 1, at most 2; got 3.
         """
         found = value
+        if isinstance(value, Tensor):
+            raise ArgumentTypeError(f"`{self.public_name}` must be {_KINDS[self.kind]}; got a tensor.")
         if isinstance(value, str) and self.kind is not str:
             found = _from_text(self.kind, value)
         elif self.kind is int and isinstance(value, float) and value.is_integer():

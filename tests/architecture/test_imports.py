@@ -53,7 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "study.parallel": {"distributed", "engine", "samplers", "study.data"},
     "study.train": {"heads", "samplers"}
     | {f"study.{n}" for n in ("backbones", "config", "course", "data", "parallel", "seeds")},
-    "study.train_als": {f"study.{n}" for n in ("backbones", "course", "data", "heads", "train")},
+    "study.train_als": {f"study.{n}" for n in ("course", "data", "heads", "train")},
     "study.evaluate": {"heads", "study.backbones", "study.data", "study.metrics"},
     "study.report": {"members", "study.config", "study.files", "study.records", "paper"},
     "study": {*LIBRARY, "study"},

@@ -236,9 +236,6 @@ GROUPS: dict[str, type[Group]] = {
 }
 ALL_GROUPS: dict[str, type[Group]] = {**GROUPS, "": General}
 
-# The flat option that chooses the row whose settings a group holds.
-CHOOSERS = {"backbone": "backbone", "loss": "loss", "sampler": "sampler", "training": "solver"}
-
 
 # What the tables say -----------------------------------------------------------------------------
 
@@ -266,16 +263,14 @@ FoundT = TypeVar("FoundT")
 
 def _until_a_table_changes(function: Callable[[], FoundT]) -> Callable[[], FoundT]:
     """Remember what is read from the tables for as long as they have the same rows: a study makes many configs."""
-    known: dict[tuple[int, ...], FoundT] = {}
+    last: list[tuple[tuple[int, ...], FoundT]] = []
 
     @wraps(function)
     def remembered() -> FoundT:
         now = tuple(table.version for table in (FAMILY, REFERENCES, SAMPLERS, BACKBONES, computations()))
-        if now not in known:
-            found = function()
-            known.clear()
-            known[now] = found
-        return known[now]
+        if not last or last[-1][0] != now:
+            last[:] = [(now, function())]
+        return last[-1][1]
 
     return remembered
 

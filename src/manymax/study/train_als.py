@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from manymax.study.backbones.mf import MF
 from manymax.study.course import Course
 from manymax.study.data.interactions import Split
 from manymax.study.heads import own_keywords
@@ -18,8 +19,8 @@ def train_als(model: Model, split: Split, course: Course) -> None:
     The solver works on the vectors of the model itself, so a checkpoint is the model's state and nothing else. The
     loss of a sweep is the objective per interaction.
     """
-    config, tables = course.config, model.backbone
-    assert isinstance(tables, MF)
+    config = course.config
+    tables: Any = model.backbone  # `BackboneEntry.factors`: two tables of vectors and nothing else
     row = config.member.solvers[config.training.solver]
     own = own_keywords(row.settings, config.training.own)
     solver = row.make(split.num_users, split.num_items, config.backbone.dim, **own)
