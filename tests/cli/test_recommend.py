@@ -72,7 +72,7 @@ def test_scores_are_those_of_the_model(run: Path) -> None:
     user = torch.tensor([served.number("r007")])
     scores, items = served.recommend(user, 5, seen=True)
     vectors = served.model.backbone.vectors()
-    weight = vectors.items if served.model.takes_items else None
+    weight = vectors.for_head(served.model.head)
     every = served.model.head.scores(served.queries(user, vectors), linear_weight=weight)
     best = every[0].topk(5)
     torch.testing.assert_close(scores[0], best.values)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,13 +11,13 @@ from torch import Tensor, nn
 
 import manymax
 from manymax import FAMILY, ArgumentError
+from manymax.heads.build import head_class
 from manymax.members import REFERENCES
 from manymax.study.backbones import BACKBONES, Backbone, BackboneEntry, Vectors
 from manymax.study.backbones.base import Settings, draw_weights
 from manymax.study.data.batches import Batch, Batches, training_batches
 from manymax.study.data.interactions import Lists, Split
 from manymax.study.evaluate import evaluate, known_lists, popularity
-from manymax.study.references import HEADS
 from manymax.study.seeds import generator
 
 U, C, DIM = 40, 24, 8
@@ -110,21 +109,17 @@ def scores_of(backbone: Backbone, split: Split) -> Tensor:
 
 def heads() -> dict[str, Any]:
     """Every member of the family and every reference, for the vectors of a backbone."""
-    made: dict[str, Any] = {name: HEADS[name](None, C) for name in REFERENCES}
-    for name, member in FAMILY.items():
-        if member.kind == "tree":
-            made[name] = member.module(DIM, manymax.HuffmanTree(torch.arange(1, C + 1)))
-        else:
-            # NCE learns probabilities that sum to 1, which scores around 0 do with log Z0 = log C
-            options = {"log_z": math.log(C)} if name == "nce" else {}
-            made[name] = getattr(manymax, f"Linear{member.module.__name__}")(None, C, **options)
+    made: dict[str, Any] = {}
+    for member in (*FAMILY.values(), *REFERENCES.values()):
+        tree = {"tree": manymax.HuffmanTree(torch.arange(1, C + 1))} if member.kind == "tree" else {}
+        made[member.name] = head_class(member)(DIM if tree else None, C, **tree)
     return made
 
 
 def loss_of(backbone: Backbone, head: nn.Module, batch: Batch) -> Tensor:
     vectors = backbone.vectors()
     queries = backbone.queries(batch, vectors)
-    return head(queries, batch.target, vectors.items if isinstance(head, manymax.LinearHead) else None)
+    return head(queries, batch.target, vectors.for_head(head))
 
 
 def train(backbone: Backbone, head: nn.Module, split: Split, steps: int = 60) -> None:
@@ -141,8 +136,7 @@ def right_colour(backbone: Backbone, head: Any, split: Split) -> float:
     """The share of the three best unseen items of all users that have the user's colour; 1/4 by chance."""
     vectors, users = backbone.eval().vectors(), torch.arange(U)
     queries, exclude = backbone.queries(asking(backbone, split), vectors), known_lists(split, "test").padded(users)
-    items = vectors.items if isinstance(head, manymax.LinearHead) else None
-    ids = head.topk(queries, 3, items, exclude)[1]
+    ids = head.topk(queries, 3, vectors.for_head(head), exclude)[1]
     return float((ids % 2 == users.unsqueeze(1) % 2).double().mean())
 
 

@@ -361,8 +361,6 @@ def test_errors(loss: str) -> None:
         head(loss, problem, target, "uniform")  # type: ignore[arg-type]
     message = rf"`target` of {loss} must be ids or bool rows; .* one draw per positive"
     with pytest.raises(manymax.ArgumentTypeError, match=message):
-        manymax.ArgumentTypeError, match=rf"`target` of {loss} must be ids or bool rows; .* one draw per positive"
-    ):
         head(loss, problem, make_target("float rows", ROWS, num_classes=C), sampler)
     with pytest.raises(manymax.ArgumentError, match=r"`hit_policy` must be one of .* Did you mean 'mask'"):
         head(loss, problem, target, sampler, hit_policy="maks")

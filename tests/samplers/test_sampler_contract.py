@@ -28,7 +28,7 @@ FOUR_SIGMA = 6.3e-5  # two-sided
 CASES = [
     pytest.param(entry, options, id=f"{name}-{i}")
     for name, entry in SAMPLERS.items()
-    for i, options in enumerate(entry.settings)
+    for i, options in enumerate(entry.examples)
 ]
 EXACT = [case for case in CASES if case.values[0].exact_log_q]
 FIXED = [case for case in CASES if issubclass(case.values[0].module, FixedSampler)]
@@ -334,7 +334,7 @@ def test_log_q_of_any_ids_or_a_clear_refusal(entry: SamplerEntry, options: Mappi
 def test_the_table_answers_to_names_and_aliases(name: str) -> None:
     entry = SAMPLERS[name]
     assert all(SAMPLERS[alias] is entry for alias in entry.aliases)
-    assert isinstance(entry.make(C, COUNTS, **entry.settings[0]), entry.module)
+    assert isinstance(entry.make(C, COUNTS, **entry.examples[0]), entry.module)
     if not entry.needs_counts:
         entry.make(C, None)
     assert entry.title
@@ -403,7 +403,7 @@ def test_no_rows(entry: SamplerEntry) -> None:
 @pytest.mark.parametrize("entry", [entry for entry in SAMPLERS.values() if entry.needs_scores], ids=lambda e: e.name)
 def test_targets_in_any_memory_order_and_biases_that_do_not_fit(entry: SamplerEntry) -> None:
     target, call = torch.arange(6).view(2, 3).T, {"input": torch.ones(3, 4), "linear_weight": torch.ones(7, 4)}
-    for setting in entry.settings:
+    for setting in entry.examples:
         sampler = entry.make(7, None, **setting)
         draws = [
             entry.make(7, None, **setting)(2, target=each, generator=torch.Generator().manual_seed(0), **call)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 from pydantic_core import PydanticUndefined
 
+from manymax.engine.member import Setting
 from manymax.errors import ArgumentError, ManymaxError, UnknownNameError
 from manymax.members import FAMILY
-from manymax.samplers import SAMPLERS
-from manymax.study.config import ONLY_FOR, RunConfig
+from manymax.study.config import FLAT_FORM, RunConfig, flat, options
 
 
 @pytest.mark.parametrize(
@@ -53,8 +57,8 @@ def test_a_mistake_in_two_options_names_both() -> None:
 
 def test_text_as_on_a_command_line() -> None:
     config = RunConfig(columns="user=uid, item=book", cutoffs="20,5")
-    assert config.columns == {"user": "uid", "item": "book"}
-    assert config.cutoffs == (5, 20)
+    assert config.data.columns == {"user": "uid", "item": "book"}
+    assert config.evaluation.cutoffs == (5, 20)
     assert config.monitored == "ndcg@20"
     assert RunConfig(cutoffs=10).monitored == "ndcg@10"
     assert RunConfig(cutoffs=[5, 20], monitor="recall@5").monitored == "recall@5"
@@ -76,11 +80,11 @@ def test_every_setting_that_has_an_effect_changes_the_hash() -> None:
         "scale": "cosine",
         "computation": "table",
     }
-    for name, field in RunConfig.model_fields.items():
-        if name in base.unused() or name == "solver":
+    for option in options():
+        if option.name in base.unused() or option.name == "solver":
             continue
-        value = other.get(name, _another(field.default, name))
-        assert RunConfig(**{name: value}).content_hash() != base.content_hash(), name
+        value = other.get(option.name, _another(option.default, option.name))
+        assert RunConfig(**{option.name: value}).content_hash() != base.content_hash(), option.name
 
 
 def _another(value: object, name: str) -> object:
@@ -95,38 +99,118 @@ def _another(value: object, name: str) -> object:
 
 def test_the_hash_survives_a_round_trip() -> None:
     config = RunConfig(loss="entmax", alpha=1.3, cutoffs=(5, 20), columns={"user": "u", "item": "i"}, clip=0.1)
-    assert RunConfig(**config.model_dump(mode="json")) == config
-    assert RunConfig(**config.model_dump(mode="json")).content_hash() == config.content_hash()
+    for form in (config.nested(), config.flat(), config.model_dump(mode="json")):
+        assert RunConfig(**form) == config
+        assert RunConfig(**form).content_hash() == config.content_hash()
 
 
 def test_a_grid_may_name_settings_that_only_some_members_take() -> None:
     grid = {"alpha": 1.3, "num_negatives": 7, "sampler": "popularity", "power": 0.5, "dropout": 0.1, "lr": 0.01}
     for loss in FAMILY:
         config = RunConfig.trimmed({"loss": loss, **grid})
-        assert config.lr == 0.01
-        assert config.alpha == (1.3 if loss == "entmax" else 1.5)
+        assert config.training.lr == 0.01
+        assert config.flat()["alpha"] == (1.3 if loss == "entmax" else 1.5)
         sampled = FAMILY[loss].kind == "sampled"
-        assert (config.num_negatives, config.power) == ((7, 0.5) if sampled else (100, 1.0))
+        assert (config.sampler.num_negatives, config.flat()["power"]) == ((7, 0.5) if sampled else (100, 1.0))
         assert config.content_hash() == RunConfig.trimmed({"loss": loss, **grid, "dropout": 0.9}).content_hash()
     with pytest.raises(UnknownNameError, match="bach_size"):
         RunConfig.trimmed({"bach_size": 3})
 
 
-def test_the_table_of_restricted_options_names_what_exists() -> None:
-    for names, option, values in ONLY_FOR:
-        assert {*names, option} <= set(RunConfig.model_fields)
-        if option == "sampler":
-            assert set(values) <= set(SAMPLERS)
-
-
 def test_every_setting_has_a_default_and_one_line_of_meaning() -> None:
-    for name, field in RunConfig.model_fields.items():
-        assert field.default is not PydanticUndefined, name
-        assert field.description, name
-        assert field.description.endswith("."), name
-        assert len(field.description) < 100, name
+    assert [option.name for option in options()] == list(FLAT_FORM)
+    for option in options():
+        assert option.default is not PydanticUndefined, option.name
+        assert option.help.endswith("."), option.name
+        assert len(option.help) < 100, option.name
 
 
 def test_settings_cannot_be_changed_afterwards() -> None:
     with pytest.raises(Exception, match="frozen"):
-        RunConfig().lr = 1.0  # type: ignore[misc]
+        RunConfig().training.lr = 1.0  # type: ignore[misc]
+    with pytest.raises(Exception, match="frozen"):
+        RunConfig(loss="entmax").loss.alpha = 1.2
+
+
+@pytest.mark.parametrize(
+    ("nested", "same"),
+    [
+        ({"loss": {"name": "ssm", "correction": "none"}}, {"loss": "ssm", "correction": "none"}),
+        ({"loss.name": "entmax", "loss.alpha": "1.2"}, {"loss": "entmax", "alpha": 1.2}),
+        ({"loss": "entmax", "loss.learnable_alpha": True}, {"loss": "entmax", "learnable_alpha": True}),
+        ({"data": {"source": "x.csv", "name": "x"}, "seed": 3}, {"data": "x.csv", "name": "x", "seed": 3}),
+        ({"backbone": {"name": "sasrec", "dropout": 0}}, {"backbone": "sasrec", "dropout": 0.0}),
+        ({"loss": "nce", "sampler": {"name": "dns", "pool": 9}}, {"loss": "nce", "sampler": "dns", "pool": 9}),
+        ({"loss": "rg", "training": {"solver": "als", "ridge": 1}}, {"loss": "rg", "solver": "als", "ridge": 1.0}),
+    ],
+    ids=str,
+)
+def test_nested_and_flat_settings_are_the_same_run(nested: dict, same: dict) -> None:
+    assert RunConfig(**nested) == RunConfig(**same)
+    assert RunConfig(**nested).content_hash() == RunConfig(**same).content_hash()
+    assert RunConfig(**RunConfig(**nested).nested()) == RunConfig(**same)
+    assert flat(RunConfig(**nested).nested()) == RunConfig(**same).flat()
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"loss": "entmax", "alpha": 3}, "`alpha` must be a number of at least 1, at most 2; got 3."),
+        ({"loss": {"name": "taylor_softmax", "order": 3}}, "`order` must be an integer of at least 2, a multiple of 2"),
+        ({"loss": "ssm", "correction": "logp"}, "`correction` must be one of 'none', 'logq', 'partition'; got 'logp'."),
+        ({"loss": "ssm", "sampler": "dns", "pool": 0}, "`pool` must be an integer of at least 1; got 0."),
+        ({"backbone": "sasrec", "dropout": 1.0}, "`dropout` must be a number of at least 0, below 1; got 1.0."),
+        ({"loss": "rg", "solver": "als", "ridge": 0}, "`ridge` must be a number above 0; got 0."),
+        ({"loss": "entmax", "alpha": "much"}, "`alpha` must be a number; got 'much'."),
+        ({"loss": "nce", "label_smoothing": 0.1}, "`label_smoothing` has no effect with loss 'nce'"),
+        ({"loss": {"name": "entmax", "alfa": 1.2}}, "unknown setting of loss 'alfa': did you mean 'alpha'?"),
+        ({"los.alpha": 1.2}, "unknown group of settings 'los': did you mean 'loss'?"),
+        ({"training": 3}, "`training` is a group of settings: it must be a table; got 3."),
+        ({"alpha": 1.2, "loss": {"name": "entmax", "alpha": 1.2}}, "`alpha` is given twice"),
+        ({"computation": "tabel"}, "unknown computation 'tabel': did you mean 'table'?"),
+        ({"solver": "asl"}, "`solver` must be one of 'gradient', 'als'; got 'asl'. Did you mean 'als'?"),
+    ],
+    ids=str,
+)
+def test_what_a_row_declares_is_checked_by_its_record(settings: dict, complaint: str) -> None:
+    with pytest.raises(ManymaxError) as caught:
+        RunConfig(**settings)
+    assert complaint in str(caught.value)
+
+
+def test_a_record_holds_what_has_an_effect() -> None:
+    nested = RunConfig(loss="nce", sampler="popularity").nested()
+    assert nested["loss"] == {"name": "nce", "hit_policy": None, "log_z": None, "learnable_log_z": False}
+    assert nested["sampler"]["power"] == 1.0
+    assert "sampler" not in RunConfig().nested()
+
+
+def test_a_setting_with_a_name_that_is_taken_is_refused() -> None:
+    taken = replace(FAMILY["softmax"], name="mine", aliases=(), settings=(Setting("lr", float, 1.0, "Not Adam's."),))
+    with FAMILY.extended(taken), pytest.raises(ManymaxError, match="setting `lr` of 'mine': this name is taken"):
+        RunConfig()
+
+
+ROOT = Path(__file__).parents[2]
+KEPT = [ROOT / "results" / "study", ROOT / "results" / "planted", ROOT / "tests" / "fixtures" / "v0_1_0"]
+
+# Records that no version of `RunConfig` since 0.1.0 gives the hash that they hold: older ones, or edited.
+OLDER = 51
+
+
+def test_the_hashes_of_all_kept_records_are_those_of_version_0_1_0() -> None:
+    """The folders of studies are named by them. Every record also reads flat as it was written."""
+    paths = [path for folder in KEPT for name in ("record.json", "settings.json") for path in folder.rglob(name)]
+    others = []
+    for path in paths:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        config = RunConfig(**content["settings"])
+        assert flat(content["settings"]) == content["settings"]
+        assert flat(config.nested()) == flat(RunConfig(**config.nested()).nested()) == config.flat()
+        if config.content_hash() != content["hash"]:
+            others.append(path)
+        elif "computation" in content["settings"]:  # the last of that version's options: names and order are the same
+            assert list(config.flat().items()) == list(content["settings"].items())
+    assert len(paths) > 400
+    assert len(others) == OLDER
+    assert not [path for path in others if "fixtures" in path.parts or "planted" in path.parts]

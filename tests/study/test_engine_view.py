@@ -59,7 +59,7 @@ class Pretended:
 
     def start(self, job: Job, checkpoint_seconds: float) -> str:
         self.running.append(job)
-        return job.config.loss
+        return job.config.loss.name
 
     def ended(self, started: list[str]) -> list[tuple[str, int]]:
         return [(name, 1) for name in started]
@@ -72,9 +72,9 @@ def test_any_engine_is_told_apart_from_its_runs(tmp_path: Path) -> None:
     """Runs are given up after three attempts, whoever makes them, and all are seen under way."""
     engine, seen = Pretended(), set()
     configs = expand(read_study_file(None))[:3]
-    outcome = sweep(configs, tmp_path, engine=engine, watch=lambda jobs: seen.update(j.config.loss for j in jobs))
+    outcome = sweep(configs, tmp_path, engine=engine, watch=lambda jobs: seen.update(j.config.loss.name for j in jobs))
     assert [record.status for record in outcome.records] == ["failed"] * 3
     assert {record.reason for record in outcome.records} == {"its process ended with code 1, 3 times"}
     assert len(engine.running) == 9
-    assert seen == {config.loss for config in configs}
+    assert seen == {config.loss.name for config in configs}
     assert engine.stopped == []

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from manymax.errors import ArgumentError
-from manymax.heads import LinearHead
 from manymax.members import FAMILY, REFERENCES
 from manymax.samplers import SAMPLERS
+from manymax.study.backbones import Vectors
 from manymax.study.config import RunConfig
 from manymax.study.data.interactions import Lists, Split
 from manymax.study.heads import build_head, build_sampler
@@ -27,7 +27,7 @@ def split() -> Split:
 def test_every_loss_has_a_head_that_trains_and_ranks(loss: str, split: Split) -> None:
     head = build_head(RunConfig(loss=loss, dim=4), split)
     queries, vectors = torch.randn(3, 4, requires_grad=True), torch.randn(6, 4)
-    items = vectors if isinstance(head, LinearHead) else None
+    items = Vectors(vectors).for_head(head)
     head(queries, torch.tensor([0, 1, 2]), items).backward()
     assert queries.grad is not None
     assert head.topk(queries.detach(), 2, linear_weight=items)[1].shape == (3, 2)

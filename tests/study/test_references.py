@@ -12,11 +12,11 @@ import manymax
 from manymax import FAMILY
 from manymax.engine.member import Member
 from manymax.heads import LinearHead
+from manymax.heads.build import head_class
 from manymax.members import REFERENCES
 from manymax.members.bce.loss import bce_loss
 from manymax.members.bpr.loss import bpr_loss
 from manymax.samplers import UniformSampler
-from manymax.study.references import HEADS
 
 C, DIM = 23, 6
 
@@ -37,7 +37,7 @@ def slow(name: str, positive: float, negative: list[float]) -> float:
 def test_the_head_is_the_formula_on_its_own_draws(row: Member, shared: bool, seed: int) -> None:
     queries, vectors = torch.randn(5, DIM, dtype=torch.float64), torch.randn(C, DIM, dtype=torch.float64)
     target = torch.randint(C, (5,))
-    head = HEADS[row.name](
+    head = head_class(row)(
         None, C, num_negatives=4, shared=shared, generator=torch.Generator().manual_seed(seed), reduction="none"
     )
     value = head(queries, target, vectors)
@@ -54,7 +54,7 @@ def test_gradients(row: Member, seed: int) -> None:
     queries = torch.randn(3, DIM, dtype=torch.float64, requires_grad=True)
     vectors = torch.randn(C, DIM, dtype=torch.float64, requires_grad=True)
     target, generator = torch.randint(C, (3,)), torch.Generator()
-    head = HEADS[row.name](None, C, num_negatives=3, generator=generator)
+    head = head_class(row)(None, C, num_negatives=3, generator=generator)
 
     def loss(queries: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
         generator.manual_seed(seed)
@@ -65,7 +65,7 @@ def test_gradients(row: Member, seed: int) -> None:
 
 def test_one_negative_of_bpr_is_sampled_softmax_without_correction(seed: int) -> None:
     queries, vectors, target = torch.randn(9, DIM), torch.randn(C, DIM), torch.randint(C, (9,))
-    ours = HEADS["bpr"](None, C, num_negatives=1, generator=torch.Generator().manual_seed(1))
+    ours = head_class(REFERENCES["bpr"])(None, C, num_negatives=1, generator=torch.Generator().manual_seed(1))
     other = manymax.LinearSampledSoftmaxLoss(
         None, C, num_negatives=1, correction="none", generator=torch.Generator().manual_seed(1)
     )
@@ -82,7 +82,7 @@ def test_bce_of_large_scores_is_finite() -> None:
 def test_a_reference_is_a_head_like_the_others(row: Member, seed: int) -> None:
     """A loop that knows no loss by name trains it: padded, grouped and single targets, own or tied vectors."""
     target = torch.randint(C, (64,))
-    queries, head = nn.Parameter(torch.randn(64, DIM)), HEADS[row.name](DIM, C, num_negatives=20)
+    queries, head = nn.Parameter(torch.randn(64, DIM)), head_class(row)(DIM, C, num_negatives=20)
     optimizer = torch.optim.Adam([queries, *head.parameters()], lr=0.1)
     for _ in range(60):
         optimizer.zero_grad()

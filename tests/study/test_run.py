@@ -140,7 +140,7 @@ def test_other_settings_in_the_folder_are_named(prepared: Prepared, tmp_path: Pa
     run(RunConfig(**TINY), tmp_path / "run", prepared=prepared)
     with pytest.raises(ManymaxError, match=r"run with other settings \(lr\): choose another folder"):
         run(RunConfig(**TINY | {"lr": 0.02}), tmp_path / "run", prepared=prepared)
-    assert read_record(tmp_path / "run").settings["lr"] == 0.01
+    assert read_record(tmp_path / "run").settings["training"]["lr"] == 0.01
 
 
 def test_a_folder_of_other_things_is_left_alone(prepared: Prepared, tmp_path: Path) -> None:

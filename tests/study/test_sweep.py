@@ -45,7 +45,7 @@ class TestFile:
         configs = expand(
             StudyConfig(grid=[{"loss": ["softmax", "nce"], "seed": [0, 1]}, {"loss": "rg", "solver": "als"}])
         )
-        assert [(c.loss, c.seed, c.solver) for c in configs] == [
+        assert [(c.loss.name, c.seed, c.training.solver) for c in configs] == [
             ("softmax", 0, "gradient"),
             ("softmax", 1, "gradient"),
             ("nce", 0, "gradient"),
@@ -55,22 +55,22 @@ class TestFile:
 
     def test_what_has_no_effect_makes_no_further_runs(self) -> None:
         configs = expand(StudyConfig(grid=[{"loss": ["softmax", "nce"], "num_negatives": [5, 10]}]))
-        assert [(c.loss, c.num_negatives) for c in configs] == [("softmax", 100), ("nce", 5), ("nce", 10)]
+        assert [(c.loss.name, c.sampler.num_negatives) for c in configs] == [("softmax", 100), ("nce", 5), ("nce", 10)]
 
     def test_the_size_of_planted_data_means_nothing_for_other_data(self) -> None:
         made = StudyConfig(grid=[{"size": ["tiny", "small"]}])
-        assert [c.size for c in expand(made)] == ["tiny", "small"]
-        assert [c.size for c in expand(made, data="ratings.csv")] == [None]
+        assert [c.data.size for c in expand(made)] == ["tiny", "small"]
+        assert [c.data.size for c in expand(made, data="ratings.csv")] == [None]
 
     def test_settings_hold_for_all_and_overrides_for_even_more(self) -> None:
         made = StudyConfig(settings={"epochs": 7, "cutoffs": [5, 10]}, grid=[{"loss": ["softmax", "nce"], "epochs": 9}])
-        assert {(c.epochs, c.cutoffs) for c in expand(made)} == {(9, (5, 10))}
-        assert {c.epochs for c in expand(made, epochs="3")} == {3}
-        assert [c.loss for c in expand(made, loss="rg")] == ["rg"]
+        assert {(c.training.epochs, c.evaluation.cutoffs) for c in expand(made)} == {(9, (5, 10))}
+        assert {c.training.epochs for c in expand(made, epochs="3")} == {3}
+        assert [c.loss.name for c in expand(made, loss="rg")] == ["rg"]
 
     def test_a_run_has_one_thread_unless_the_file_says_otherwise(self) -> None:
-        assert expand(StudyConfig())[0].threads == 1
-        assert expand(StudyConfig(settings={"threads": 2}))[0].threads == 2
+        assert expand(StudyConfig())[0].machine.threads == 1
+        assert expand(StudyConfig(settings={"threads": 2}))[0].machine.threads == 2
 
     @pytest.mark.parametrize(
         ("content", "complaint"),
@@ -107,7 +107,7 @@ class TestFile:
         assert len(expand(read_study_file(path))) > 10
 
     def test_the_quick_study_has_every_loss(self) -> None:
-        assert {config.loss for config in expand(read_study_file(None))} == {*FAMILY, *REFERENCES}
+        assert {config.loss.name for config in expand(read_study_file(None))} == {*FAMILY, *REFERENCES}
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ def prepared() -> Prepared:
 
 def start(config: RunConfig, prepared: Prepared, path: Path, validate=lambda: {"ndcg@20": 0.0}) -> tuple[Model, Course]:
     model = build_model(config, prepared.split)
-    optimizer = build_optimizer(config, model) if config.solver == "gradient" else None
+    optimizer = build_optimizer(config, model) if config.training.solver == "gradient" else None
     course = Course(
         config, model, validate, path / "c", progress=Progress(), checkpoint_seconds=1e9, optimizer=optimizer
     )
@@ -56,12 +56,12 @@ def test_the_loop_takes_the_steps_of_a_plain_one(options: dict, prepared: Prepar
 
     plain = build_model(config, prepared.split).double()
     users, items = plain.backbone.users.weight, plain.backbone.items.weight
-    adam = torch.optim.Adam([users, items], lr=0.01, weight_decay=config.weight_decay)
+    adam = torch.optim.Adam([users, items], lr=0.01, weight_decay=config.training.weight_decay)
     losses: list[float] = []
     for epoch in range(2):
         batches = list(epoch_batches(config, prepared.split, plain, epoch))
-        for first in range(0, len(batches), config.accumulate):
-            group = batches[first : first + config.accumulate]
+        for first in range(0, len(batches), config.training.accumulate):
+            group = batches[first : first + config.training.accumulate]
             means = []
             for batch in group:
                 pairs = [
@@ -74,8 +74,8 @@ def test_the_loop_takes_the_steps_of_a_plain_one(options: dict, prepared: Prepar
                 means.append(cross_entropy(users[rows] @ items.T, targets))
             adam.zero_grad()
             (sum(means) / len(group)).backward()
-            if config.clip:
-                torch.nn.utils.clip_grad_norm_([users, items], config.clip)
+            if config.training.clip:
+                torch.nn.utils.clip_grad_norm_([users, items], config.training.clip)
             adam.step()
             losses += [mean.item() for mean in means] if epoch == 1 else []
     for name, weight in plain.state_dict().items():

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch.autograd import gradcheck
@@ -10,7 +15,7 @@ import manymax
 from manymax.errors import ArgumentError
 from manymax.members import FAMILY
 from manymax.paper.whole_table import TABLE_LOSSES, WholeTable
-from manymax.study.config import COMPILED_LOSSES, RunConfig
+from manymax.study.config import RunConfig
 from manymax.study.data.interactions import Lists, Split
 from manymax.study.heads import build_head
 
@@ -95,8 +100,19 @@ def test_what_it_does_not_know_is_refused() -> None:
         RunConfig(loss="softmax", computation="compiled")
 
 
-@pytest.mark.parametrize("loss", COMPILED_LOSSES)
+@pytest.mark.parametrize("loss", [member.name for member in FAMILY.values() if member.native])
 def test_compiled_is_an_option_of_the_head(loss: str) -> None:
     split = Split(lists(), lists(), lists(), num_items=C)
     chosen = [build_head(RunConfig(loss=loss, computation=way), split).options for way in ("blocks", "compiled")]
     assert [options.compiled for options in chosen] == [False, True]
+
+
+def test_a_process_that_has_not_heard_of_them_finds_them() -> None:
+    """A worker reads the settings of its run before anything of the paper is imported."""
+    script = (
+        "import sys; from manymax.study.config import RunConfig; assert 'manymax.paper' not in sys.modules; "
+        "print(RunConfig(loss='sparsemax', computation='detached').content_hash())"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(manymax.__file__).parents[1])}
+    told = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == RunConfig(loss="sparsemax", computation="detached").content_hash()

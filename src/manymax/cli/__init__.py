@@ -13,14 +13,14 @@ from manymax.errors import ManymaxError
 def main() -> None:
     """Run the command; whatever a user can cause ends in one line on stderr, never in a traceback."""
     try:
-        from manymax.cli.app import app
+        from manymax.cli.app import build_app
     except ModuleNotFoundError as missing:
         package = (missing.name or "manymax").partition(".")[0]
         if package in ("manymax", "torch"):
             raise
         sys.exit(f'manymax: the command needs `{package}`. Install it with: pip install "manymax[study]"')
     try:
-        app()
+        build_app()()
     except ManymaxError as error:
         sys.stderr.write(f"manymax: {error}\n")
         sys.exit(2)

@@ -20,30 +20,7 @@ from manymax.cli.reproduction import records, reproduction
 from manymax.cli.show import show
 from manymax.cli.study import study
 from manymax.cli.theory import theory
-from manymax.cli.train import train
-
-app = typer.Typer(
-    name="manymax",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # plain help keeps the lines of the examples
-)
-app.command()(losses)
-app.command()(show)
-app.command()(theory)
-app.command()(diagnose)
-app.command()(advise)
-app.command()(plan)
-app.add_typer(data, name="data")
-app.command()(train)
-app.command()(recommend)
-app.command()(export)
-app.command()(study)
-app.command()(report)
-app.command(hidden=True)(docs)
-app.command(hidden=True)(records)
-app.command(hidden=True)(reproduction)
+from manymax.cli.train import train_command
 
 
 def _version(wanted: bool) -> None:
@@ -52,7 +29,6 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def manymax(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
@@ -71,3 +47,38 @@ def manymax(
       manymax train                one model with one loss on built-in data
       manymax study                every member on built-in data, and a report
     """
+
+
+def build_app() -> typer.Typer:
+    """The command, with an option for each setting that the tables declare at this moment."""
+    app = typer.Typer(
+        name="manymax",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # plain help keeps the lines of the examples
+    )
+    app.callback()(manymax)
+    app.command()(losses)
+    app.command()(show)
+    app.command()(theory)
+    app.command()(diagnose)
+    app.command()(advise)
+    app.command()(plan)
+    app.add_typer(data, name="data")
+    app.command("train")(train_command())
+    app.command()(recommend)
+    app.command()(export)
+    app.command()(study)
+    app.command()(report)
+    app.command(hidden=True)(docs)
+    app.command(hidden=True)(records)
+    app.command(hidden=True)(reproduction)
+    return app
+
+
+def __getattr__(name: str) -> typer.Typer:
+    """`app` is built when it is asked for, not when this module is imported."""
+    if name == "app":
+        return build_app()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

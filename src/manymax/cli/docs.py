@@ -14,6 +14,7 @@ from manymax.engine.member import Fact, Facts, Member
 from manymax.errors import ArgumentError
 from manymax.members import FAMILY, REFERENCES
 from manymax.study.backbones import BACKBONES
+from manymax.study.config import GRADIENT, flat
 from manymax.study.records import RECORD, Record, read_record
 
 BEGIN, END = "<!-- family: begin, written by `make docs` -->", "<!-- family: end -->"
@@ -111,7 +112,7 @@ def planted_page(runs: Sequence[Record]) -> str:
     sections = "\n\n".join(
         f"## {entry.title}\n\n{_learned(here)}"
         for entry in BACKBONES.values()
-        if (here := [run for run in runs if run.settings["backbone"] == entry.name])
+        if (here := [run for run in runs if flat(run.settings)["backbone"] == entry.name])
     )
     sizes, popular = runs[0].sizes, runs[0].popularity
     return f"""# Every member on every backbone
@@ -130,15 +131,19 @@ of the best possible expected DCG@20 that a ranking misses; the best one, by the
 def _learned(runs: Sequence[Record]) -> str:
     """What each member learned, in the order of the family."""
     names = [*FAMILY, *REFERENCES]
+    trained = sorted(
+        ((flat(run.settings), run) for run in runs),
+        key=lambda pair: (names.index(pair[0]["loss"]), pair[0]["solver"] != GRADIENT),
+    )
     rows = [
         [
-            run.settings["loss"] + (" (als)" if run.settings["solver"] == "als" else ""),
+            settings["loss"] + ("" if settings["solver"] == GRADIENT else f" ({settings['solver']})"),
             *(f"{run.test[name]:.4f}" for name in ("ndcg@20", "precision@20", "recall@20")),
             f"{(run.test['ndcg@20'] or 0) / (run.popularity['ndcg@20'] or 1):.2f}",
             f"{run.test['regret@20']:.4f}",
             f"{run.best_epoch} of {run.epochs}",
         ]
-        for run in sorted(runs, key=lambda run: (names.index(run.settings["loss"]), run.settings["solver"] == "als"))
+        for settings, run in trained
     ]
     return _table(["member", "N@20", "P@20", "R@20", "N@20 / popularity's", "regret@20", "best epoch"], rows)
 

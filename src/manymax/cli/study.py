@@ -23,7 +23,7 @@ from manymax.cli.console import put_json
 from manymax.errors import ArgumentError, check_choice
 from manymax.paper.sections import EXTRA, PUBLISHED
 from manymax.study.checkpoint import read_standing
-from manymax.study.config import RunConfig
+from manymax.study.config import RunConfig, flat, options
 from manymax.study.records import CHECKPOINT, Record
 from manymax.study.report.page import report
 from manymax.study.sweep import Engine, Job, LocalEngine, Outcome, expand, read_study_file, sweep
@@ -58,6 +58,7 @@ def study(
       manymax study                                  every member on planted data, in minutes
       manymax study configs/q1_accuracy.toml
       manymax study mine.toml --set epochs=20 --set data=ratings.csv --out studies/short
+      manymax study mine.toml --set loss.alpha=1.3   a setting by its group and name
       manymax study mine.toml --dry-run              what would be run
       manymax study mine.toml --engine dask --address tcp://head:8786
     """
@@ -135,11 +136,15 @@ def _overrides(pairs: list[str]) -> dict[str, object]:
 
 def describe(config: RunConfig) -> str:
     """A run in a line: where, what, and which settings are not the usual ones."""
-    usual = RunConfig()
+    usual = {option.name: option.default for option in options()}
     own = ("data", "backbone", "loss", "seed")
-    others = [n for n in RunConfig.model_fields if n not in own and getattr(config, n) != getattr(usual, n)]
-    details = "".join(f" {name}={getattr(config, name)}" for name in others)
-    return f"{config.data} {config.backbone} {config.loss}{details} seed={config.seed}"
+    now = {name: tuple(value) if isinstance(value, list) else value for name, value in config.flat().items()}
+    details = "".join(f" {name}={value}" for name, value in now.items() if name not in own and value != usual[name])
+    return f"{_place(config)}{details} seed={config.seed}"
+
+
+def _place(config: RunConfig) -> str:
+    return f"{config.data.source} {config.backbone.name} {config.loss.name}"
 
 
 class UnderWay:
@@ -172,16 +177,16 @@ class UnderWay:
 def _standing(job: Job) -> str:
     """A run that is under way in a line."""
     config, standing = job.config, read_standing(job.folder / CHECKPOINT)
-    name = f"{config.data} {config.backbone} {config.loss} seed {config.seed}"
+    name = f"{_place(config)} seed {config.seed}"
     if standing is None:
         return f"{name}: under way"
     best = f"  best {config.monitored} {standing.best_value:.4f}" if standing.best_value is not None else ""
-    return f"{name}: epoch {standing.epoch + 1}/{config.epochs}{best}"
+    return f"{name}: epoch {standing.epoch + 1}/{config.training.epochs}{best}"
 
 
 def _say(outcome: Outcome, record: Record, start: float) -> None:
     """A line on stderr for each run that has ended."""
-    s, done = record.settings, len(outcome.records)
+    s, done = flat(record.settings), len(outcome.records)
     metric = next(((name, value) for name, value in record.test.items() if value is not None), None)
     result = (
         f"{metric[0]} {metric[1]:.4f}" if record.status == "done" and metric else f"{record.status}: {record.reason}"

@@ -8,12 +8,12 @@ import os
 import shlex
 import sys
 import time
-import types
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any
 
 import typer
-from pydantic.fields import FieldInfo
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
@@ -21,7 +21,7 @@ from rich.text import Text
 from manymax.cli.console import open_console, put, put_json, table
 from manymax.errors import ArgumentError
 from manymax.study.checkpoint import Standing
-from manymax.study.config import RunConfig
+from manymax.study.config import GRADIENT, Option, RunConfig, flat, flattened, options
 from manymax.study.course import Progress
 from manymax.study.metrics import METRICS
 from manymax.study.parallel import PATIENCE, joined
@@ -41,7 +41,7 @@ def train(
         float, typer.Option(min=1, help="Under torchrun: seconds that a rank waits for the others.")
     ] = PATIENCE,
     json: Annotated[bool, typer.Option("--json", help="Print the record as JSON.")] = False,
-    **options: Any,
+    **given: Any,
 ) -> None:
     """Train one model with one loss on one data set, and test it.
 
@@ -57,8 +57,8 @@ def train(
       manymax train --data ml-1m.parquet --preset paper-table --lr 1e-3 --out runs/first
       torchrun --nproc-per-node 2 -m manymax train --backbone lightgcn
     """
-    settings = read_toml(config) if config is not None else {}
-    chosen = RunConfig(**settings | {name: value for name, value in options.items() if value is not None})
+    settings = flattened(read_toml(config)) if config is not None else {}
+    chosen = RunConfig(**settings | {name: value for name, value in given.items() if value is not None})
     folder = out or default_folder(chosen)
     with joined(rank_timeout) as team:
         if team.rank > 0:
@@ -91,42 +91,39 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def default_folder(config: RunConfig) -> Path:
     """A folder of its own for each combination of settings."""
-    return Path("runs") / f"{Path(config.data).stem}-{config.backbone}-{config.loss}-{config.content_hash()[:8]}"
+    names = (Path(config.data.source).stem, config.backbone.name, config.loss.name, config.content_hash()[:8])
+    return Path("runs") / "-".join(names)
 
 
-def _option(name: str, field: FieldInfo) -> inspect.Parameter:
+def train_command() -> Callable[..., None]:
+    """`train` with one option for each setting that a run can have now: those of rows added to a table later too."""
+    own = [p for p in inspect.signature(train, eval_str=True).parameters.values() if p.name != "given"]
+    parameters = [*map(_option, options()), *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own)]
+
+    @wraps(train)
+    def command(**given: Any) -> None:
+        train(**given)
+
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    return command
+
+
+def _option(setting: Option) -> inspect.Parameter:
     """An option of the command from a setting: None where it is not given, so that the setting's default counts."""
-    kinds = [kind for kind in _kinds(field.annotation) if kind is not types.NoneType]
-    choices = [str(choice) for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
-    kind = kinds[0] if kinds[0] in (bool, int, float) else str
-    default = "" if field.default is None else f" [default: {_shown(field.default)}]"
+    default = "" if setting.default is None else f" [default: {_shown(setting.default)}]"
     option = typer.Option(
-        help=f"{field.description}{default}",
+        help=f"{setting.help}{default}",
         show_default=False,
-        metavar=f"[{'|'.join(choices)}]" if choices else None,
+        metavar=f"[{'|'.join(setting.choices)}]" if setting.choices else None,
     )
-    annotation = Annotated[kind | None, option]  # type: ignore[valid-type]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-
-
-def _kinds(annotation: Any) -> tuple[Any, ...]:
-    return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+    kind: Any = setting.kind
+    annotation = Annotated[kind | None, option]
+    return inspect.Parameter(setting.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def _shown(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def _with_settings(command: Any) -> None:
-    """Give the command one option for each setting of a run."""
-    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "options"]
-    settings = [_option(name, field) for name, field in RunConfig.model_fields.items()]
-    parameters = settings + [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
-    command.__signature__ = inspect.Signature(parameters)
-    command.__annotations__ = {p.name: p.annotation for p in parameters}
-
-
-_with_settings(train)
 
 
 class Lines(Progress):
@@ -140,7 +137,8 @@ class Lines(Progress):
         self.config = config
         self.started, self.first = time.perf_counter(), standing.epoch
         where = f", from epoch {standing.epoch + 1}, step {standing.step + 1}" if standing.step else ""
-        self.console.print(f"{config.loss} on {config.backbone}, {config.data}, seed {config.seed}{where}: {folder}")
+        names = f"{config.loss.name} on {config.backbone.name}, {config.data.source}"
+        self.console.print(f"{names}, seed {config.seed}{where}: {folder}")
 
     def epoch(self, standing: Standing, row: dict[str, Any]) -> None:
         """The epoch's line."""
@@ -151,7 +149,7 @@ class Lines(Progress):
         metric = self.config.monitored
         value = f"  {metric} {row[metric]:.4f}" if metric in row else ""
         best = f"  best {standing.best_value:.4f} (epoch {standing.best_epoch})" if standing.best_value else ""
-        epoch = f"epoch {standing.epoch}/{self.config.epochs}"
+        epoch = f"epoch {standing.epoch}/{self.config.training.epochs}"
         return f"{epoch}  loss {row['loss']:.4f}{value}{best}  {self.left(standing)}".rstrip()
 
     def left(self, standing: Standing) -> str:
@@ -159,7 +157,7 @@ class Lines(Progress):
         done = standing.epoch - self.first
         if done < 1:
             return ""
-        seconds = (time.perf_counter() - self.started) / done * (self.config.epochs - standing.epoch)
+        seconds = (time.perf_counter() - self.started) / done * (self.config.training.epochs - standing.epoch)
         return f"at most {_clock(seconds)} left"
 
 
@@ -178,7 +176,7 @@ class Screen(Lines):
         if (now := time.perf_counter()) - self.shown < 1 / REFRESHES:
             return
         self.shown = now
-        where = f"epoch {standing.epoch + 1}/{self.config.epochs}  step {standing.batch}/{of}"
+        where = f"epoch {standing.epoch + 1}/{self.config.training.epochs}  step {standing.batch}/{of}"
         self.live.update(Text(f"{where}  loss {loss:.4f}  {self.left(standing)}"))
 
     def end(self) -> None:
@@ -220,9 +218,10 @@ def _learned(record: Record) -> bool:
 
 def _advice(record: Record) -> str:
     """What to try where early stopping, which counts epochs, met too few steps in each."""
-    if record.settings["solver"] != "gradient":
+    settings = flat(record.settings)
+    if settings["solver"] != GRADIENT:
         return "hardly better than the popularity ranking; try another --ridge"
-    steps = math.ceil(record.sizes["train"] / record.settings["batch_size"])
+    steps = math.ceil(record.sizes["train"] / settings["batch_size"])
     return (
         "hardly better than the popularity ranking, where training begins: with about "
         f"{steps} steps an epoch it may have been given up too early; try a smaller --batch-size, a larger --lr or "

@@ -6,7 +6,6 @@ the field, where somebody asks for it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
@@ -17,7 +16,24 @@ from torch import Tensor, nn
 from manymax.engine.approximation import Case, Draws, Parts, Variant
 from manymax.engine.cost import CostOf, TrafficOf
 from manymax.engine.fenchel_young import FenchelYoung
-from manymax.errors import ArgumentError, ArgumentTypeError, ManymaxError, check_choice
+from manymax.errors import ArgumentError, ArgumentTypeError, ManymaxError
+from manymax.settings import Learned, Setting
+
+__all__ = [
+    "ONE_DRAW_EACH",
+    "Approximation",
+    "Fact",
+    "Facts",
+    "Formulas",
+    "Kind",
+    "Learned",
+    "Member",
+    "Setting",
+    "Solver",
+    "Status",
+    "Takes",
+    "Theory",
+]
 
 Status = Literal["printed", "derived", "confirmed", "contradicted"]
 Kind = Literal["exact", "sampled", "tree", "quadratic"]
@@ -85,100 +101,17 @@ class Formulas:
 
 
 @dataclass(frozen=True)
-class Learned:
-    """How a setting becomes a parameter of a head: as a free number from which its value is computed.
+class Solver:
+    """A way of its own to minimise the objective of a member on two tables of vectors, beside gradients.
 
-    raw: from the value to the free number.
-    value: from the free number, a tensor, to the value.
-    key: the name of the free number in the state of a head.
+    make: (num_users, num_items, dim, **settings) to an object with the vectors of both sides, `user_vectors` and
+        `item_vectors`, which learns from `observe(users, items)` and alternates between `update_users()` and
+        `update_items()`; `objective()` is the value that both of them lower.
+    settings: what it can be set to.
     """
 
-    raw: Callable[[float], float]
-    value: Callable[[Tensor], Tensor]
-    key: str
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One setting of a member, declared once: read by heads, the command line, TOML files, records and reports.
-
-    name: the keyword of the loss and of the head.
-    kind: float, int, bool or str.
-    default: None where the member has one of its own that depends on the call.
-    help: one sentence.
-    least, most, above, multiple_of: the range of a number: at least, at most, more than, divisible by.
-    choices: of a word.
-    start: from the number of classes to its value where it is left out.
-    option: its name outside of the member, in commands, files and records; None if that is `name`.
-    learned: how it is learned along with the model, where a head is built with `learnable=True`.
-    reason: why the range of a number is what it is, in a few words for the error; empty where that is plain.
-    of_map: whether the map takes it too, where the member has one, and not the loss alone.
-    """
-
-    name: str
-    kind: type
-    default: Any
-    help: str
-    least: float | None = None
-    most: float | None = None
-    above: float | None = None
-    multiple_of: int | None = None
-    choices: tuple[str, ...] = ()
-    start: Callable[[int], float] | None = None
-    option: str | None = None
-    learned: Learned | None = None
-    reason: str = ""
-    of_map: bool = True
-
-    @property
-    def public_name(self) -> str:
-        """What it is called on the command line, in TOML files and in records."""
-        return self.option or self.name
-
-    @property
-    def learnable_name(self) -> str:
-        """What the switch is called there that makes it a parameter."""
-        return f"learnable_{self.public_name}"
-
-    def check(self, value: Any) -> None:
-        """Raise unless `value` is one that the setting can have; tensors are the member's own business."""
-        if isinstance(value, Tensor) or (value is None and self.default is None):
-            return
-        fits = isinstance(value, self.kind) or (self.kind is float and isinstance(value, int))
-        if not fits or (isinstance(value, bool) and self.kind is not bool):
-            raise ArgumentTypeError(f"`{self.public_name}` must be {_KINDS[self.kind]}; got {value!r}.")
-        if self.choices:
-            check_choice(self.public_name, value, self.choices)
-        if self.kind in (int, float) and not self._inside(value):
-            because = f" ({self.reason})" if self.reason else ""
-            raise ArgumentError(
-                f"`{self.public_name}` must be {_KINDS[self.kind]} {self.range}{because}; got {value!r}."
-            )
-
-    def _inside(self, value: float) -> bool:
-        return (
-            math.isfinite(value)
-            and (self.least is None or value >= self.least)
-            and (self.above is None or value > self.above)
-            and (self.most is None or value <= self.most)
-            and (self.multiple_of is None or value % self.multiple_of == 0)
-        )
-
-    @property
-    def range(self) -> str:
-        """The range of a number in words.
-
-        >>> Setting("order", int, 2, "", least=2, multiple_of=2).range
-        'of at least 2, a multiple of 2'
-        """
-        words = [f"of at least {self.least:g}"] if self.least is not None else []
-        words += [f"above {self.above:g}"] if self.above is not None else []
-        words += [f"at most {self.most:g}"] if self.most is not None else []
-        words += [f"a multiple of {self.multiple_of}"] if self.multiple_of is not None else []
-        return ", ".join(words) or "that is finite"
-
-
-_KINDS = {float: "a number", int: "an integer", bool: "true or false", str: "a word"}
+    make: Callable[..., Any]
+    settings: tuple[Setting, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -271,6 +204,7 @@ class Member:
     cost, traffic: what a step costs, and what its shards exchange.
     path_length: of a tree, from the number of classes to the mean number of decisions that lead to one.
     theory: closed forms.
+    solvers: by name, other ways to train it than gradients.
     """
 
     name: str
@@ -301,6 +235,7 @@ class Member:
     traffic: TrafficOf | None = None
     path_length: Callable[[int], float] | None = None
     theory: Theory = field(default=Theory())
+    solvers: Mapping[str, Solver] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.class_name:

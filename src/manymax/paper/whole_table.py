@@ -15,9 +15,10 @@ from torch.nn.functional import cross_entropy
 
 from manymax.engine.head import LinearHead
 from manymax.engine.linear import read_head_target
+from manymax.engine.member import Member
 from manymax.engine.target import Target
-from manymax.members import FAMILY
 from manymax.members.rankmax.loss import rankmax_loss
+from manymax.study.computations import COMPUTATIONS, Computation
 
 
 def sorted_sparsemax(scores: Tensor) -> tuple[Tensor, Tensor]:
@@ -84,9 +85,9 @@ TABLE_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 class WholeTable(LinearHead):
     """The head of a loss of `TABLE_LOSSES`: the mean over rows of the sum over a row's positives, each a row again."""
 
-    def __init__(self, loss: str, num_classes: int) -> None:
+    def __init__(self, member: Member, num_classes: int) -> None:
         super().__init__(None, num_classes)
-        self.loss = TABLE_LOSSES[loss]
+        self.loss = TABLE_LOSSES[member.name]
 
     def forward(self, input: Tensor, target: Tensor | Target, linear_weight: Tensor | None = None) -> Tensor:
         """The loss of queries (N, d) and class vectors (C, d)."""
@@ -105,9 +106,9 @@ class Detached(LinearHead):
     loss, which is the same, comes from the family.
     """
 
-    def __init__(self, loss: str, num_classes: int) -> None:
+    def __init__(self, member: Member, num_classes: int) -> None:
         super().__init__(None, num_classes)
-        self.loss = FAMILY[loss].loss
+        self.loss = member.loss
 
     def forward(self, input: Tensor, target: Tensor | Target, linear_weight: Tensor | None = None) -> Tensor:
         """The loss of queries (N, d) and class vectors (C, d)."""
@@ -120,3 +121,12 @@ class Detached(LinearHead):
         nothing = (input.detach()[rows] * (vectors - fixed)[classes]).sum(1)  # 0, with the gradient of s_y
         scores = (input @ fixed.T).index_put((rows, classes), nothing, accumulate=True)
         return self.loss(scores, read.ids.where(read.weights != 0, -100))
+
+
+def in_table(member: Member) -> bool:
+    """Whether the loss of a member is one of `TABLE_LOSSES`."""
+    return member.name in TABLE_LOSSES
+
+
+COMPUTATIONS.add(Computation("table", in_table, build=WholeTable, defaults_only=True))
+COMPUTATIONS.add(Computation("detached", in_table, build=Detached, defaults_only=True))

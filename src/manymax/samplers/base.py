@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from manymax.errors import ArgumentError, ArgumentTypeError, ManymaxError
 from manymax.ops.checks import visible
+from manymax.settings import Setting
 
 
 @dataclass(frozen=True)
@@ -264,8 +265,8 @@ class SamplerEntry:
 
     `make(num_classes, counts, **options)` builds one from what every data set has. `knows_log_q`: draws state log q.
     `exact_log_q`: it is the law of each draw, and `log_probs` gives all of it. `needs_*`: what a call (or `make`, for
-    the counts) cannot do without; scores come from `input` and `linear_weight`. `settings` are options worth testing,
-    small enough for a handful of classes.
+    the counts) cannot do without; scores come from `input` and `linear_weight`. `settings`: what `make` can
+    be told as options. `examples`: options worth testing, small enough for a handful of classes.
     """
 
     name: str
@@ -280,7 +281,8 @@ class SamplerEntry:
     needs_counts: bool = False
     needs_target: bool = False
     needs_scores: bool = False
-    settings: tuple[Mapping[str, Any], ...] = ({},)
+    settings: tuple[Setting, ...] = ()
+    examples: tuple[Mapping[str, Any], ...] = ({},)
 
 
 def check_positive_integer(argument: str, value: Any) -> int:

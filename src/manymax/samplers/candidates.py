@@ -9,6 +9,10 @@ from manymax.errors import ArgumentError
 from manymax.ops.lookup import lookup
 from manymax.ops.picked import picked_scores
 from manymax.samplers.base import Request
+from manymax.settings import Setting
+
+# A setting of every sampler that chooses from a pool.
+POOL = Setting("num_candidates", int, 500, "Candidates from which dns and two_pass choose.", least=1, option="pool")
 
 
 def pool_shape(request: Request, num_candidates: int, shared_candidates: bool) -> tuple[int, ...]:

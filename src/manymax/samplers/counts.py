@@ -10,6 +10,10 @@ from torch import Tensor
 from manymax.errors import ArgumentError
 from manymax.ops.checks import visible
 from manymax.samplers.base import check_number
+from manymax.settings import Setting
+
+# A setting of every sampler that is made from counts.
+SMOOTHING = Setting("smoothing", float, 0.0, "Added to the counts in popularity and in-batch sampling.", least=0)
 
 
 def log_probs_from_counts(counts: Tensor | Sequence[float], power: float = 1.0, smoothing: float = 0.0) -> Tensor:

@@ -13,7 +13,7 @@ from manymax.ops.checks import visible
 from manymax.ops.lookup import lookup
 from manymax.ops.row_blocks import row_blocks
 from manymax.samplers.base import Draw, Request, Sampler, SamplerEntry, check_positive_integer, unknown_log_q
-from manymax.samplers.candidates import at_positions, candidate_scores, check_pool, pool_shape, target_scores
+from manymax.samplers.candidates import POOL, at_positions, candidate_scores, check_pool, pool_shape, target_scores
 
 
 class DNSSampler(Sampler):
@@ -162,5 +162,6 @@ ENTRY = SamplerEntry(
     knows_log_q=False,
     exact_log_q=False,
     needs_scores=True,
-    settings=({"num_candidates": 3}, {"num_candidates": 3, "shared_candidates": True}),
+    settings=(POOL,),
+    examples=({"num_candidates": 3}, {"num_candidates": 3, "shared_candidates": True}),
 )

@@ -10,7 +10,7 @@ from torch import Tensor
 from manymax.errors import ArgumentError
 from manymax.ops.lookup import lookup
 from manymax.samplers.base import Draw, ExactBuffers, Request, Sampler, SamplerEntry
-from manymax.samplers.counts import log_probs_from_counts
+from manymax.samplers.counts import SMOOTHING, log_probs_from_counts
 from manymax.samplers.streaming import StreamingFrequency
 
 
@@ -140,4 +140,5 @@ ENTRY = SamplerEntry(
     law="frequency of c among the positives",
     reference="Yi et al. (2019)",
     needs_target=True,
+    settings=(SMOOTHING,),
 )

@@ -15,6 +15,7 @@ from manymax.ops.checks import visible
 from manymax.ops.lookup import lookup
 from manymax.ops.row_blocks import row_blocks
 from manymax.samplers.base import Draw, Request, Sampler, SamplerEntry, check_positive_integer
+from manymax.settings import Setting
 
 
 class MIDXSampler(Sampler):
@@ -240,5 +241,6 @@ ENTRY = SamplerEntry(
     law="exp(quantised score of c) / normaliser",
     reference="Lian et al. (2020)",
     needs_scores=True,
-    settings=({"num_codewords": 2},),
+    settings=(Setting("num_codewords", int, 32, "Codewords of midx.", least=1, option="codewords"),),
+    examples=({"num_codewords": 2},),
 )

@@ -10,7 +10,8 @@ from torch import Tensor
 from manymax.ops.alias import alias_table, draw_from_alias_table
 from manymax.ops.lookup import lookup
 from manymax.samplers.base import FixedSampler, SamplerEntry
-from manymax.samplers.counts import log_probs_from_counts
+from manymax.samplers.counts import SMOOTHING, log_probs_from_counts
+from manymax.settings import Setting
 
 
 class PopularitySampler(FixedSampler):
@@ -71,5 +72,9 @@ ENTRY = SamplerEntry(
     law="(counts_c + smoothing)^power / normaliser",
     reference="Mikolov et al. (2013)",
     needs_counts=True,
-    settings=({}, {"power": 0.75, "smoothing": 1.0}),
+    settings=(
+        Setting("power", float, 1.0, "Exponent of the counts in popularity sampling.", least=0),
+        SMOOTHING,
+    ),
+    examples=({}, {"power": 0.75, "smoothing": 1.0}),
 )

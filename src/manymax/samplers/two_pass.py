@@ -19,7 +19,7 @@ from manymax.samplers.base import (
     check_positive_integer,
     unknown_log_q,
 )
-from manymax.samplers.candidates import at_positions, candidate_scores, check_pool, pool_shape, target_scores
+from manymax.samplers.candidates import POOL, at_positions, candidate_scores, check_pool, pool_shape, target_scores
 from manymax.samplers.uniform import UniformSampler
 
 
@@ -122,5 +122,6 @@ ENTRY = SamplerEntry(
     reference="Rubin (1988)",
     exact_log_q=False,
     needs_scores=True,
-    settings=({"num_candidates": 3}, {"num_candidates": 3, "shared_candidates": True}),
+    settings=(POOL,),
+    examples=({"num_candidates": 3}, {"num_candidates": 3, "shared_candidates": True}),
 )

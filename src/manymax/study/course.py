@@ -102,7 +102,8 @@ class Course:
     @property
     def going(self) -> bool:
         """Whether there is another epoch to train."""
-        return self.standing.epoch < self.config.epochs and self.standing.waited < self.config.patience
+        standing, training = self.standing, self.config.training
+        return standing.epoch < training.epochs and standing.waited < training.patience
 
     @contextlib.contextmanager
     def timed(self, purpose: str) -> Iterator[None]:
@@ -129,7 +130,7 @@ class Course:
         self.check_weights()
         epoch = standing.epoch + 1
         metrics: dict[str, float] = {}
-        if epoch % config.eval_every == 0 or epoch == config.epochs:
+        if epoch % config.training.eval_every == 0 or epoch == config.training.epochs:
             with self.timed("evaluation"):
                 metrics = self.validate()
             self._compare(epoch, metrics[config.monitored])

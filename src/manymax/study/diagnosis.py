@@ -105,14 +105,13 @@ def of_run(folder: Path, rows: int, proposal: str, generator: torch.Generator) -
     users = having[torch.randperm(len(having), generator=generator)[:rows]]
     vectors = model.backbone.vectors()
     queries = replace(served, known=split.train).queries(users, vectors)
-    items = vectors.items if model.takes_items else None
-    scores: Tensor = model.head.scores(queries, linear_weight=items)  # type: ignore[operator]
+    scores = model.head.scores(queries, linear_weight=vectors.for_head(model.head))
     counts = split.train.items.bincount(minlength=split.num_items).double()
     smoothed = counts + 1  # every class can be drawn
     log_q = smoothed.log() if proposal == "popularity" else torch.zeros_like(smoothed)
     target = split.test.padded(users)[:, 0]
     assert (target != PADDING).all()
-    return Subject(str(folder), scores.double(), target, log_q.log_softmax(-1), served.config.dim, counts)
+    return Subject(str(folder), scores.double(), target, log_q.log_softmax(-1), served.config.backbone.dim, counts)
 
 
 def bias_variance(

@@ -97,7 +97,7 @@ class DaskEngine:
         """Hand the run to the cluster."""
         task = {
             "version": VERSION,
-            "settings": job.config.model_dump(mode="json"),
+            "settings": job.config.nested(),
             "folder": str(job.folder.resolve()),
             "checkpoint_seconds": checkpoint_seconds,
         }

@@ -54,7 +54,7 @@ def known_lists(split: Split, part: str) -> Lists:
 @torch.no_grad()
 def evaluate(
     backbone: Backbone,
-    head: nn.Module,
+    head: LinearHead,
     split: Split,
     part: str = "valid",
     *,
@@ -78,13 +78,12 @@ def evaluate(
     known, training = known_lists(split, part), backbone.training
     backbone.eval()
     vectors = backbone.vectors()
-    items = vectors.items if isinstance(head, LinearHead) else None  # a tree ranks by vectors of its own
+    items = vectors.for_head(head)
 
     def rank(users: Tensor, depth: int) -> Tensor:
         history = known.padded(users, backbone.max_length) if backbone.needs_history else None
         queries = backbone.queries(Batch(users, history), vectors)
-        ids: Tensor = head.topk(queries, depth, linear_weight=items, exclude=known.padded(users))[1]  # type: ignore[operator]
-        return ids
+        return head.topk(queries, depth, linear_weight=items, exclude=known.padded(users))[1]
 
     try:
         return _measure(rank, split, part, known, tuple(cutoffs), metrics, truth)

@@ -2,103 +2,77 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, cast
 
 import torch
 from torch import nn
 
-import manymax.heads
+from manymax.engine.member import Setting
 from manymax.errors import ArgumentError
 from manymax.heads import LinearHead
-from manymax.members import FAMILY, REFERENCES
-from manymax.members.hierarchical_softmax.loss import HierarchicalSoftmaxLoss
+from manymax.heads.build import head_class
 from manymax.ops.tree import HuffmanTree
-from manymax.paper.whole_table import Detached, WholeTable
 from manymax.samplers import SAMPLERS, Sampler
+from manymax.study.computations import computations
 from manymax.study.config import RunConfig
 from manymax.study.data.interactions import Split
-from manymax.study.references import HEADS
 from manymax.study.seeds import generator
 
-# What an option is called by the head or sampler that takes it, where that is not its own name.
-KEYWORDS = {
-    "learnable_alpha": "learnable",
-    "learnable_log_z": "learnable",
-    "pool": "num_candidates",
-    "codewords": "num_codewords",
-}
-TABLES = {"table": WholeTable, "detached": Detached}
-OF_LOSS = ("alpha", "learnable_alpha", "order", "correction", "hit_policy", "debias", "log_z", "learnable_log_z")
-OF_SAMPLER = ("power", "smoothing", "pool", "codewords")
 
-
-def build_head(config: RunConfig, split: Split) -> nn.Module:
+def build_head(config: RunConfig, split: Split) -> LinearHead:
     """The head of a run, for the class vectors of any backbone; a tree brings node vectors of its own.
 
     Its draws come from `head.generator`, which a training loop seeds anew for each step.
     """
-    if config.loss in REFERENCES:
-        return HEADS[config.loss](None, split.num_items, **_drawing(config, split))
-    if config.computation in TABLES:
-        return TABLES[config.computation](config.loss, split.num_items)
-    member = FAMILY[config.loss]
+    member, way = config.member, computations()[config.machine.computation]
+    if way.build is not None:
+        return way.build(member, split.num_items)
+    made: Any = head_class(member)
+    given = {"multilabel": config.loss.multilabel, **own_keywords(member.settings, config.loss.own)}
+    if member.kind == "sampled":
+        return cast(LinearHead, made(None, split.num_items, **given, **_drawing(config, split)))
+    if member.takes.smoothing:
+        given["label_smoothing"] = config.loss.label_smoothing
     if member.kind == "tree":
-        return _tree(config, split)
-    options = _drawing(config, split) if member.kind == "sampled" else _exact(config)
-    if config.loss == "nce" and config.log_z is None:
-        options["log_z"] = math.log(split.num_items)  # where training begins; from 0 it first has to find that
-    head: type[LinearHead] = getattr(manymax.heads, f"Linear{member.class_name}Loss")
-    return head(None, split.num_items, **options, **_given(config, OF_LOSS))
+        head: Any = made(config.backbone.dim, split.num_items, tree=HuffmanTree(split.counts()), **given)
+        first = generator(config.seed, "init-head")
+        nn.init.normal_(head.node_vectors, std=config.backbone.init_scale, generator=first)
+        return cast(LinearHead, head)
+    about = {"matmul": "bf16" if config.training.bf16 else "float32", **way.options}
+    honoured = {name: value for name, value in about.items() if name in made.honours}
+    return cast(LinearHead, made(None, split.num_items, **given, options=honoured))
 
 
-def _tree(config: RunConfig, split: Split) -> HierarchicalSoftmaxLoss:
-    """Hierarchical softmax on Huffman's tree of the training counts."""
-    head = HierarchicalSoftmaxLoss(
-        config.dim,
-        HuffmanTree(split.counts()),
-        multilabel=config.multilabel,
-        label_smoothing=config.label_smoothing,
-    )
-    nn.init.normal_(head.node_vectors, std=config.init_scale, generator=generator(config.seed, "init-head"))
-    return head
-
-
-def _exact(config: RunConfig) -> dict[str, Any]:
-    """What heads that see all scores, or their moments, have in common."""
-    return {
-        "multilabel": config.multilabel,
-        "label_smoothing": config.label_smoothing,
-        "options": {
-            "matmul": "bf16" if config.bf16 else "float32",
-            "compiled": config.computation == "compiled",
-        },
-    }
+def own_keywords(settings: Iterable[Setting], own: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a row under the names of whoever takes them; one that is left to the row is left out."""
+    found: dict[str, Any] = {}
+    for setting in settings:
+        if own.get(setting.public_name) is not None:
+            found[setting.name] = own[setting.public_name]
+        if own.get(setting.learnable_name):
+            found["learnable"] = True
+    return found
 
 
 def _drawing(config: RunConfig, split: Split) -> dict[str, Any]:
     """What heads that draw negatives have in common."""
-    last = split.train.items.numel() % config.batch_size
-    if config.sampler == "in_batch" and config.batches == "pairs" and 0 < last <= config.num_negatives:
+    sampler, size = SAMPLERS[config.sampler.name], config.training.batch_size
+    last = split.train.items.numel() % size
+    if sampler.needs_target and config.training.batches == "pairs" and 0 < last <= config.sampler.num_negatives:
         raise ArgumentError(
-            f"`num_negatives` {config.num_negatives} is more than the last batch of {last} pairs has to offer: "
+            f"`num_negatives` {config.sampler.num_negatives} is more than the last batch of {last} pairs has to offer: "
             "take 0 for the whole batch, or another `batch_size`."
         )
     return {
-        "multilabel": config.multilabel,
         "sampler": build_sampler(config, split),
-        "num_negatives": config.num_negatives or None,
-        "shared": config.shared,
+        "num_negatives": config.sampler.num_negatives or None,
+        "shared": config.sampler.shared,
         "generator": torch.Generator(),
     }
 
 
 def build_sampler(config: RunConfig, split: Split) -> Sampler:
     """The sampler of a run; laws of frequency are those of the training part."""
-    return SAMPLERS[config.sampler].make(split.num_items, split.counts(), **_given(config, OF_SAMPLER))
-
-
-def _given(config: RunConfig, names: tuple[str, ...]) -> dict[str, Any]:
-    """The options that have an effect, under the names of those who take them; None means their own default."""
-    values = {KEYWORDS.get(name, name): getattr(config, name) for name in names if name not in config.unused()}
-    return {name: value for name, value in values.items() if value is not None}
+    row = SAMPLERS[config.sampler.name]
+    return row.make(split.num_items, split.counts(), **own_keywords(row.settings, config.sampler.own))

@@ -6,7 +6,7 @@ Written to `probe.json` in the folder of a finished run, for the report, which r
                     is 0 only where every gradient in it is exactly 0
     zero_share      the share of negatives whose gradient is exactly 0
     jacobian        |J| of the map for the first of them, at the best-scored items
-    approximations  of models trained with softmax: what the theory predicts for sampled losses under a uniform
+    approximations  of models trained with the baseline: what the theory predicts for sampled losses under a uniform
                     proposal, what is exact, and what draws measure, with standard errors
     error           why there is nothing of this
 """
@@ -21,10 +21,11 @@ import torch
 from torch import Tensor
 
 from manymax.engine.member import Member
-from manymax.members import BASELINE, FAMILY
+from manymax.members import BASELINE
 from manymax.study.data.batches import Batch
 from manymax.study.evaluate import known_lists
 from manymax.study.files import write_json
+from manymax.study.heads import own_keywords
 from manymax.study.records import PROBE
 from manymax.study.run import load_model
 from manymax.study.seeds import generator
@@ -51,18 +52,19 @@ def probe(folder: Path) -> None:
 
 def _measure(folder: Path) -> dict[str, Any]:
     config, model, _, _, split = load_model(folder)
-    if config.loss not in FAMILY or FAMILY[config.loss].kind not in ("exact", "quadratic"):
+    member = config.member
+    if member.kind not in ("exact", "quadratic"):
         return {}
     users = (split.test.lengths > 0).nonzero()[:ROWS, 0]
     target = split.test.items[split.test.offsets[users]]
     with torch.no_grad():
         vectors = model.backbone.vectors()
-        history = known_lists(split, "test").padded(users, config.max_length)
+        reads = model.backbone.needs_history
+        history = known_lists(split, "test").padded(users, model.backbone.max_length) if reads else None
         scores = (model.backbone.queries(Batch(users, history), vectors) @ vectors.items.T).double()  # (N, C)
-    member = FAMILY[config.loss]
-    chosen = {setting.name: getattr(config, setting.public_name) for setting in member.settings}
-    settings = {name: value for name, value in chosen.items() if value is not None}  # None: the member's own default
-    found = _gradients(member, scores, target, settings)
+    settings = own_keywords(member.settings, config.loss.own)
+    settings.pop("learnable", None)  # of the head; the map is measured where training began
+    found = {**_gradients(member, scores, target, settings)}
     if member is BASELINE:
         found["approximations"] = list(_approximations(scores, target, config.seed))
     return found

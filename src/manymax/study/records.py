@@ -45,7 +45,8 @@ class Record(BaseModel):
 
     status: "done"; "diverged" (the loss or a weight was no longer finite); "stopped" (by Ctrl-C; goes on when it is
         started again); "failed" (an error; begins again when it is started again). `reason` says why.
-    settings, hash: of the `RunConfig`.
+    settings, hash: of the `RunConfig`; the settings are nested, in records of version 0.1.0 flat. `flat` of
+        `manymax.study.config` reads both.
     sizes: users, items, and interactions of each part. card: what was done to the data.
     epochs, best_epoch: how many were trained, and whose weights were kept (0: none).
     valid, test: metrics of the best weights. popularity: the same test metrics of the popularity ranking.
@@ -80,7 +81,7 @@ def new_record(config: RunConfig, status: Status, **fields: Any) -> Record:
     """A record of this machine and these versions."""
     return Record(
         status=status,
-        settings=config.model_dump(mode="json"),
+        settings=config.nested(),
         hash=config.content_hash(),
         versions={name: metadata.version(name) for name in ("manymax", "torch", "numpy")}
         | {"python": platform.python_version()},

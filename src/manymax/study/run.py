@@ -8,14 +8,16 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import torch
 
 from manymax.errors import ArgumentError, ManymaxError
 from manymax.study.backbones import BACKBONES
+from manymax.study.backbones.base import Settings
 from manymax.study.checkpoint import load_optimizer, optimizer_tensors, read_tensors, write_tensors
-from manymax.study.config import RunConfig
+from manymax.study.config import GRADIENT, RunConfig, flat
 from manymax.study.course import Course, Diverged, Progress, Stopped
 from manymax.study.data.interactions import PARTS, Split
 from manymax.study.data.load import changed
@@ -73,12 +75,12 @@ def run(
         The record; its status is "done", "diverged" or "stopped".
     """
     team = team or Team()
-    if team.size > 1 and config.solver == "als":
-        raise ArgumentError("`solver='als'` works in one process: start it without torchrun.")
+    if team.size > 1 and config.training.solver != GRADIENT:
+        raise ArgumentError(f"`solver={config.training.solver!r}` works in one process: start it without torchrun.")
     if (found := finished(config, folder)) is not None:
         return found
     start = time.perf_counter()
-    with _threads(config.threads):
+    with _threads(config.machine.threads):
         prepared = prepared or prepare_data(config)
         seconds = time.perf_counter() - start
         with locked(folder):
@@ -118,7 +120,7 @@ def finished(config: RunConfig, folder: Path) -> Record | None:
 def check_files(config: RunConfig, record: Record, folder: Path) -> None:
     """Raise if the files that a finished run was of have other content now: its numbers are not theirs."""
     files: dict[str, str] = next((step["files"] for step in record.card or () if "files" in step), {})
-    if others := changed(config.data, files, config.columns):
+    if others := changed(config.data.source, files, config.data.columns):
         raise ManymaxError(
             f"{', '.join(others)} has changed since the run in {folder} was finished: choose another folder, or remove"
             " this one."
@@ -131,7 +133,7 @@ def _check_same(config: RunConfig, folder: Path) -> None:
         raise ManymaxError(f"{folder / SETTINGS} holds no settings of a run. Remove it, or choose another folder.")
     if there.get("hash") == config.content_hash():
         return
-    now, before = config.model_dump(mode="json"), there["settings"]
+    now, before = config.flat(), flat(there["settings"])
     others = [name for name in {**now, **before} if now.get(name) != before.get(name)]
     raise ManymaxError(
         f"{folder} holds a run with other settings ({', '.join(others) or 'another version'}): choose another folder."
@@ -142,8 +144,8 @@ def _claim(config: RunConfig, folder: Path, prepared: Prepared) -> None:
     """Write the settings, or see that data has not changed since they were written."""
     data = fingerprint(prepared.split)
     if not (folder / SETTINGS).exists():
-        settings = config.model_dump(mode="json")
-        write_json(folder / SETTINGS, {"hash": config.content_hash(), "data": data, "settings": settings})
+        content = {"hash": config.content_hash(), "data": data, "settings": config.nested()}
+        write_json(folder / SETTINGS, content)
     elif read_json(folder / SETTINGS).get("data") != data:
         raise ManymaxError(f"the data has changed since the run in {folder} began: choose another folder.")
 
@@ -160,23 +162,25 @@ def fingerprint(split: Split) -> str:
 
 def prepare_data(config: RunConfig) -> Prepared:
     """The data of a run."""
+    data = config.data
     return prepare(
-        config.data,
-        columns=config.columns,
-        preset=config.preset,
-        min_rating=config.min_rating,
-        k_core=config.k_core,
-        split=config.split,
+        data.source,
+        columns=data.columns,
+        preset=data.preset,
+        min_rating=data.min_rating,
+        k_core=data.k_core,
+        split=data.split,
         seed=config.seed,
-        size=config.size,
-        name=config.name,
+        size=data.size,
+        name=data.name,
     )
 
 
 def build_model(config: RunConfig, split: Split) -> Model:
     """The model of a run before training."""
     torch.manual_seed(0)  # whatever is not drawn from a generator of its own is the same in every run
-    backbone = BACKBONES[config.backbone].build(split, config, generator(config.seed, "init"))
+    settings = cast(Settings, SimpleNamespace(**config.flat()))
+    backbone = BACKBONES[config.backbone.name].build(split, settings, generator(config.seed, "init"))
     return Model(backbone, build_head(config, split))
 
 
@@ -186,7 +190,7 @@ def assist(team: Team) -> None:
     if task is None:
         return
     config = RunConfig(**task["settings"])
-    with _threads(config.threads):
+    with _threads(config.machine.threads):
         model = build_model(config, task["split"])
         optimizer = build_optimizer(config, model)
         model.load_state_dict(task["model"])
@@ -197,7 +201,7 @@ def assist(team: Team) -> None:
 def _begin(team: Team, config: RunConfig, split: Split, model: Model, optimizer: torch.optim.Optimizer) -> None:
     """Send the other ranks what they need; they read no file."""
     state = {"model": model.state_dict(), "optimizer": optimizer_tensors(optimizer, model)}
-    team.begin({"settings": config.model_dump(mode="json"), "split": split, **state})
+    team.begin({"settings": config.nested(), "split": split, **state})
 
 
 def _run(
@@ -213,7 +217,7 @@ def _run(
     if METRICS[config.monitored.partition("@")[0]].of == "truth" and prepared.truth is None:
         raise ArgumentError(f"`monitor` {config.monitored!r} needs the true law of the data: only planted data has it.")
     split, model = prepared.split, build_model(config, prepared.split)
-    optimizer = build_optimizer(config, model) if config.solver == "gradient" else None
+    optimizer = build_optimizer(config, model) if config.training.solver == GRADIENT else None
     course = Course(
         config,
         model,
@@ -245,14 +249,16 @@ def _run(
 
 
 def _evaluate(config: RunConfig, model: Model, prepared: Prepared, part: str) -> Evaluation:
-    return evaluate(model.backbone, model.head, prepared.split, part, cutoffs=config.cutoffs, truth=prepared.truth)
+    return evaluate(
+        model.backbone, model.head, prepared.split, part, cutoffs=config.evaluation.cutoffs, truth=prepared.truth
+    )
 
 
 def _test(course: Course, model: Model, folder: Path, prepared: Prepared) -> dict[str, Any]:
     """Test the best weights, save them and what is needed to serve them; the metrics for the record."""
     config, split, found = course.config, prepared.split, {}
     with course.timed("testing"):
-        baseline = popularity(split, "test", cutoffs=config.cutoffs, truth=prepared.truth)
+        baseline = popularity(split, "test", cutoffs=config.evaluation.cutoffs, truth=prepared.truth)
         found["popularity"] = _finite(baseline.mean)
         if course.best:
             model.load_state_dict(course.best)

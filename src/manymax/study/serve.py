@@ -62,11 +62,8 @@ class Served:
             raise ArgumentError(f"`top` must be from 1 to the number of items, {self.split.num_items}; got {top}.")
         vectors = self.model.backbone.vectors()
         exclude = None if seen else self.known.padded(users)
-        items = vectors.items if self.model.takes_items else None
-        found: tuple[Tensor, Tensor] = self.model.head.topk(  # type: ignore[operator]
-            self.queries(users, vectors), top, linear_weight=items, exclude=exclude
-        )
-        return found
+        head = self.model.head
+        return head.topk(self.queries(users, vectors), top, linear_weight=vectors.for_head(head), exclude=exclude)
 
     def queries(self, users: Tensor, vectors: Vectors) -> Tensor:
         """(B, d) the vectors of users, given all that is known of them."""
@@ -78,9 +75,9 @@ class Served:
     def vectors(self) -> tuple[Tensor, Tensor]:
         """User vectors (U, d) and item vectors (C, d) whose inner products are the scores."""
         vectors = self.model.backbone.vectors()
-        if not self.model.takes_items:
+        if not self.model.head.takes_class_vectors:
             raise ArgumentError(
-                f"loss {self.config.loss!r} scores by the nodes of a tree: there are no item vectors to export."
+                f"loss {self.config.loss.name!r} scores by the nodes of a tree: there are no item vectors to export."
             )
         return torch.cat(list(self._all_queries(vectors))), vectors.items.detach()
 

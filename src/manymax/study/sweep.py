@@ -27,7 +27,7 @@ from typing import Any, Protocol, cast
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from manymax.errors import ArgumentError, ManymaxError, unknown_name
-from manymax.study.config import RunConfig
+from manymax.study.config import RunConfig, flattened
 from manymax.study.data.load import PLANTED
 from manymax.study.files import Busy, locked, write_json
 from manymax.study.probe import probe
@@ -60,7 +60,8 @@ class StudyConfig(BaseModel):
         loss = "rg"
         solver = "als"
 
-    Keys of `settings` and `grid` are those of `RunConfig`. A setting that has no effect beside the others (the
+    Keys of `settings` and `grid` are those of `RunConfig`, flat or nested (`loss.name = "entmax"` and
+    `loss.alpha = [1.2, 1.5]`). A setting that has no effect beside the others (the
     learning rate of ALS) is left out, and combinations that are then the same are run once.
     """
 
@@ -79,17 +80,11 @@ class StudyConfig(BaseModel):
         tables = [content.get("settings", {}), *content["grid"]]
         if not all(isinstance(table, Mapping) for table in tables):
             raise ArgumentError("`settings` and `grid` must be tables: [settings] and [[grid]].")
-        _check_names(name for table in tables for name in table)
+        content["settings"], *content["grid"] = map(flattened, tables)
         try:
             super().__init__(**content)
         except ValidationError as error:
             raise ArgumentError(" ".join(f"`{e['loc'][0]}`: {e['msg']}." for e in error.errors())) from None
-
-
-def _check_names(names: Iterable[str]) -> None:
-    for name in names:
-        if name not in RunConfig.model_fields:
-            raise unknown_name("option", name, RunConfig.model_fields)
 
 
 def read_study_file(path: Path | None) -> StudyConfig:
@@ -108,10 +103,10 @@ def expand(study: StudyConfig, **overrides: Any) -> list[RunConfig]:
     A combination that only the overrides make impossible (another loss for what ALS solves) is left out with a warning.
 
     >>> grid = [{"loss": ["softmax", "rg"], "lr": [1e-2, 1e-3]}, {"loss": "rg", "solver": "als", "lr": [1e-2, 1e-3]}]
-    >>> [(run.loss, run.solver) for run in expand(StudyConfig(grid=grid))][-2:]
+    >>> [(run.loss.name, run.training.solver) for run in expand(StudyConfig(grid=grid))][-2:]
     [('rg', 'gradient'), ('rg', 'als')]
     """
-    _check_names(overrides)
+    overrides = flattened(overrides)
     runs: dict[str, RunConfig] = {}
     refused: list[ArgumentError] = []
     for settings in _combinations(study):

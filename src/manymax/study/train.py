@@ -23,8 +23,9 @@ class Model(nn.Module):
     """A backbone and a head: what is trained, saved and served."""
 
     backbone: Backbone
+    head: LinearHead
 
-    def __init__(self, backbone: Backbone, head: nn.Module) -> None:
+    def __init__(self, backbone: Backbone, head: LinearHead) -> None:
         super().__init__()
         self.backbone, self.head = backbone, head
 
@@ -32,18 +33,15 @@ class Model(nn.Module):
         """The loss of a batch."""
         vectors = self.backbone.vectors()
         queries = self.backbone.queries(batch, vectors)
-        loss: Tensor = self.head(queries, batch.target, vectors.items if self.takes_items else None)
+        loss: Tensor = self.head(queries, batch.target, vectors.for_head(self.head))
         return loss
-
-    @property
-    def takes_items(self) -> bool:
-        """Whether the head scores by the item vectors; a tree has vectors of its own."""
-        return isinstance(self.head, LinearHead)
 
 
 def build_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Adam:
     """Adam with torch's betas; fused, which is one pass over the memory instead of ten."""
-    return torch.optim.Adam(model.parameters(), lr=config.lr, weight_decay=config.weight_decay, fused=True)
+    return torch.optim.Adam(
+        model.parameters(), lr=config.training.lr, weight_decay=config.training.weight_decay, fused=True
+    )
 
 
 def train(
@@ -102,7 +100,7 @@ def follow(model: Model, optimizer: torch.optim.Optimizer, split: Split, config:
 
 def next_group(batches: Batches, first: int, config: RunConfig) -> list[Batch]:
     """The batches of one step."""
-    return [batches[i] for i in range(first, min(first + config.accumulate, len(batches)))]
+    return [batches[i] for i in range(first, min(first + config.training.accumulate, len(batches)))]
 
 
 def compute_gradients(model: Model, group: list[Batch], config: RunConfig, step: int, team: Team) -> list[float]:
@@ -111,11 +109,11 @@ def compute_gradients(model: Model, group: list[Batch], config: RunConfig, step:
     refused = None
     try:
         for i, batch in enumerate(group):
-            own, weight = team.share(batch, config.multilabel)
+            own, weight = team.share(batch, config.loss.multilabel)
             if own is None:
                 continue
             seed_step(model, config.seed, step + i, team.rank)
-            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=config.bf16):
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=config.training.bf16):
                 loss = weight * model(own)
             (loss / len(group)).backward()
             losses[i] = loss.detach()
@@ -126,21 +124,22 @@ def compute_gradients(model: Model, group: list[Batch], config: RunConfig, step:
 
 def take_step(model: Model, optimizer: torch.optim.Optimizer, config: RunConfig) -> None:
     """Move the weights along the gradients."""
-    if config.clip is not None:
-        nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+    if config.training.clip is not None:
+        nn.utils.clip_grad_norm_(model.parameters(), config.training.clip)
     optimizer.step()
 
 
 def epoch_batches(config: RunConfig, split: Split, model: Model, epoch: int) -> Batches:
     """The batches of an epoch, in the order that the seed gives it."""
+    made, histories = config.training, config.flat()  # of which backbones without histories use nothing
     return training_batches(
         split,
         model.backbone,
-        batch_size=config.batch_size,
-        batches=config.batches,
-        chunk=config.chunk,
-        positions=config.positions,
-        max_length=config.max_length,
+        batch_size=made.batch_size,
+        batches=made.batches,
+        chunk=made.chunk,
+        positions=histories["positions"],
+        max_length=histories["max_length"],
         generator=generator(config.seed, "shuffle", step=epoch),
     )
 

@@ -1,13 +1,14 @@
-"""Training RG on matrix factorisation by alternating least squares: an epoch is one sweep."""
+"""Training on matrix factorisation by a solver that a member brings, which alternates: an epoch is one sweep."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from manymax.members.rg.als import RGFactorization
-from manymax.study.backbones.mf import MF
 from manymax.study.course import Course
 from manymax.study.data.interactions import Split
+from manymax.study.heads import own_keywords
 from manymax.study.train import Model
 
 
@@ -18,16 +19,11 @@ def train_als(model: Model, split: Split, course: Course) -> None:
     The solver works on the vectors of the model itself, so a checkpoint is the model's state and nothing else. The
     loss of a sweep is the objective per interaction.
     """
-    config, tables = course.config, model.backbone
-    assert isinstance(tables, MF)
-    solver = RGFactorization(
-        split.num_users,
-        split.num_items,
-        config.dim,
-        ridge=config.ridge,
-        ridge_power=config.ridge_power,
-        positive_weight=config.positive_weight,
-    )
+    config = course.config
+    tables: Any = model.backbone  # `BackboneEntry.factors`: two tables of vectors and nothing else
+    row = config.member.solvers[config.training.solver]
+    own = own_keywords(row.settings, config.training.own)
+    solver = row.make(split.num_users, split.num_items, config.backbone.dim, **own)
     # the first vectors are the model's, whatever the solver has drawn
     solver.user_vectors, solver.item_vectors = tables.users.weight.data, tables.items.weight.data
     solver.observe(split.train.users(), split.train.items)

@@ -54,7 +54,7 @@ def write_run(
     if status != "done":
         write_record(folder, new_record(config, status, reason=reason))
         return folder
-    quality = QUALITY[config.loss] if quality is None else quality
+    quality = QUALITY[config.loss.name] if quality is None else quality
     easy = np.random.default_rng(config.seed).normal(0, 0.05, num_users)
     noise = np.random.default_rng(zlib.crc32(config.content_hash().encode()))
     per_user = {

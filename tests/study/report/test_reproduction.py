@@ -107,14 +107,14 @@ class TestCollect:
         folder = write_run(tmp_path / "mine", loss="softmax", **ML1M)
         (copy,) = collect([folder], tmp_path / "kept")
         before, after = read_json(folder / RECORD), read_json(copy / RECORD)
-        assert after["settings"]["data"] == "ml-1m.parquet"
-        after["settings"]["data"] = before["settings"]["data"]
+        assert after["settings"]["data"]["source"] == "ml-1m.parquet"
+        after["settings"]["data"]["source"] = before["settings"]["data"]["source"]
         assert after == before
         assert (copy / EPOCHS).read_bytes() == (folder / EPOCHS).read_bytes()
 
     def test_path_of_windows(self, tmp_path: Path) -> None:
         content = read_json(write_run(tmp_path, loss="softmax", data=r"C:\me\ml-1m.parquet") / RECORD)
-        assert portable(content, tmp_path).settings["data"] == "ml-1m.parquet"
+        assert portable(content, tmp_path).settings["data"]["source"] == "ml-1m.parquet"
 
     def test_probe_is_rounded(self, tmp_path: Path) -> None:
         folder = write_run(tmp_path / "mine", loss="softmax", **ML1M)

@@ -1,6 +1,7 @@
 """RG: everything about this member, its alternating least squares included."""
 
-from manymax.engine.member import Member
+from manymax.engine.member import Member, Solver
+from manymax.members.rg.als import SETTINGS, RGFactorization
 from manymax.members.rg.kernel import cost, rg_kernel, traffic
 from manymax.members.rg.loss import FACTS, FORMULAS, RGLoss, foundation, rg, rg_loss
 from manymax.members.rg.theory import THEORY
@@ -20,5 +21,6 @@ MEMBER = Member(
     cost=cost,
     traffic=traffic,
     theory=THEORY,
+    solvers={"als": Solver(RGFactorization, SETTINGS)},
     reference="Pu et al., ICML 2024",
 )

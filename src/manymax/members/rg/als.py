@@ -39,6 +39,13 @@ from manymax.errors import ArgumentError, ArgumentTypeError, ManymaxError
 from manymax.members.rg import interactions as sparse
 from manymax.members.rg.interactions import Rows, check_ids, check_tensor, read_pairs
 from manymax.members.rg.systems import Systems, gram, weighted_sum
+from manymax.settings import Setting
+
+SETTINGS = (
+    Setting("ridge", float, 0.1, "Weight of the squared norms in ALS.", above=0),
+    Setting("ridge_power", float, 1.0, "A row's ridge grows with this power of its interactions."),
+    Setting("positive_weight", float, 0.0, "Weight of the term that draws positives to 1 in ALS.", least=0),
+)
 
 
 class RGFactorization(nn.Module):

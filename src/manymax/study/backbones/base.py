@@ -11,8 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from manymax.errors import ArgumentError, check_choice
+from manymax.settings import Setting
 from manymax.study.data.batches import Batch
 from manymax.study.data.interactions import Split
+
+
+class Head(Protocol):
+    """What backbones know of a head."""
+
+    @property
+    def takes_class_vectors(self) -> bool: ...
 
 
 class Vectors(NamedTuple):
@@ -20,6 +28,10 @@ class Vectors(NamedTuple):
 
     items: Tensor
     users: Tensor | None = None
+
+    def for_head(self, head: Head) -> Tensor | None:
+        """The item vectors, where the head scores by vectors that it is given; None where it has its own."""
+        return self.items if head.takes_class_vectors else None
 
 
 class Backbone(nn.Module, ABC):
@@ -29,7 +41,7 @@ class Backbone(nn.Module, ABC):
 
         vectors = backbone.vectors()
         queries = backbone.queries(batch, vectors)
-        loss = head(queries, batch.target, vectors.items)
+        loss = head(queries, batch.target, vectors.for_head(head))
 
     `needs_history` says whether batches must bring histories, `max_length` how many items of them at most.
     """
@@ -66,8 +78,15 @@ class Cosine(Backbone):
         return nn.functional.normalize(self.backbone.queries(batch, vectors), dim=-1) / self.temperature
 
 
+# The number of layers, of backbones that have some.
+LAYERS = Setting("layers", int, 2, "Transformer blocks, or rounds of propagation.", least=0)
+
+
 class Settings(Protocol):
-    """The options that backbones read, whatever holds them; `manymax.study.config` says what they mean."""
+    """The options that backbones read, whatever holds them; `manymax.study.config` says what they mean.
+
+    Settings that a row of `BACKBONES` declares itself are attributes too.
+    """
 
     @property
     def dim(self) -> int: ...
@@ -106,6 +125,9 @@ class BackboneEntry:
 
     `make(split, settings, generator)` builds a backbone with first weights from the generator; `build` then sets the
     scale of its scores. `needs_history` is that of the backbones that it builds: whether batches bring histories.
+    `settings`: what it can be set to beside what all backbones share. `pairs`: whether its batches are of (user, item)
+    pairs, made as a run's `batches` says. `factors`: whether it is nothing but two tables of vectors, `users` and
+    `items`, which a solver other than gradients can find.
     """
 
     name: str
@@ -114,6 +136,9 @@ class BackboneEntry:
     reference: str
     needs_history: bool = False
     aliases: tuple[str, ...] = ()
+    settings: tuple[Setting, ...] = ()
+    pairs: bool = True
+    factors: bool = False
 
     def build(self, split: Split, settings: Settings, generator: torch.Generator) -> Backbone:
         """A backbone for the users and items of a split.

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manymax.study.backbones.base import Backbone, BackboneEntry, Settings, Vectors, draw_weights
+from manymax.study.backbones.base import LAYERS, Backbone, BackboneEntry, Settings, Vectors, draw_weights
 from manymax.study.data.batches import Batch
 from manymax.study.data.interactions import Lists, Split
 
@@ -121,4 +121,10 @@ def make(split: Split, settings: Settings, generator: torch.Generator) -> LightG
     return backbone
 
 
-ENTRY = BackboneEntry(name="lightgcn", title="LightGCN", make=make, reference="He et al., SIGIR 2020")
+ENTRY = BackboneEntry(
+    name="lightgcn",
+    title="LightGCN",
+    make=make,
+    reference="He et al., SIGIR 2020",
+    settings=(LAYERS,),
+)

@@ -45,4 +45,5 @@ ENTRY = BackboneEntry(
     make=make,
     reference="Koren, Bell, Volinsky, Computer 42(8), 2009",
     aliases=("matrix_factorization",),
+    factors=True,
 )

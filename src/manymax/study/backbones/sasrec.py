@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from manymax.errors import ArgumentError
-from manymax.study.backbones.base import Backbone, BackboneEntry, Settings, Vectors, draw_weights
+from manymax.settings import Setting
+from manymax.study.backbones.base import LAYERS, Backbone, BackboneEntry, Settings, Vectors, draw_weights
 from manymax.study.data.batches import Batch
 from manymax.study.data.interactions import PADDING, Split
 
@@ -155,5 +156,24 @@ def make(split: Split, settings: Settings, generator: torch.Generator) -> SASRec
 
 
 ENTRY = BackboneEntry(
-    name="sasrec", title="SASRec", make=make, reference="Kang and McAuley, ICDM 2018", needs_history=True
+    name="sasrec",
+    title="SASRec",
+    make=make,
+    reference="Kang and McAuley, ICDM 2018",
+    settings=(
+        LAYERS,
+        Setting("attention_heads", int, 2, "Attention heads of a block.", least=1),
+        Setting("hidden", int, 128, "Width of the feed-forward part of a block.", least=1),
+        Setting("dropout", float, 0.5, "Share of activations dropped in training.", least=0, below=1),
+        Setting("max_length", int, 20, "Items of a history that are looked at, the latest ones.", least=1),
+        Setting(
+            "positions",
+            str,
+            "all",
+            "All of the latest max_length, all of a history in such windows, or one row a prefix.",
+            choices=("all", "windows", "prefix"),
+        ),
+    ),
+    pairs=False,
+    needs_history=True,
 )

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from manymax.errors import ArgumentError, ManymaxError
+from manymax.study.config import with_source
 from manymax.study.files import read_json, whole, write_json
 from manymax.study.records import EPOCHS, PROBE, RECORD, Record
 
@@ -54,7 +55,7 @@ def portable(content: dict[str, Any], place: Path) -> Record:
     try:
         unknown = {name: value for name, value in content.items() if name not in Record.model_fields}
         known = {name: value for name, value in content.items() if name in Record.model_fields}
-        settings = known["settings"] | {"data": _file_name(known["settings"]["data"])}
+        settings = with_source(known["settings"], _file_name)
         record = Record(**(known | {"settings": settings}))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ManymaxError(f"{place / RECORD} is no record of a run: {error!r}.") from None

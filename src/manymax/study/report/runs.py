@@ -17,6 +17,7 @@ import numpy as np
 from manymax.errors import ArgumentError, ManymaxError
 from manymax.members import FAMILY, REFERENCES
 from manymax.study.backbones import BACKBONES
+from manymax.study.config import flat
 from manymax.study.files import read_json
 from manymax.study.metrics import METRICS
 from manymax.study.records import EPOCHS, PROBE, RECORD, SETTINGS, STUDY, USERS, Record, read_record, read_table
@@ -40,10 +41,10 @@ class Run:
     folder: Path
     record: Record
 
-    @property
+    @cached_property
     def settings(self) -> Mapping[str, Any]:
         """The settings of the run by name; an option that an older record does not know has the value it had then."""
-        return {**LATER, **self.record.settings}
+        return {**LATER, **flat(self.record.settings)}
 
     @property
     def identity(self) -> str:
