@@ -126,6 +126,13 @@ def test_ctrl_c_stops_and_the_next_start_ends_as_if_nothing_had_been(
     assert signal.getsignal(signal.SIGINT) is before  # ignored where the tests run in the background of a shell
 
 
+def test_a_run_that_was_killed_at_its_first_file_begins_again(prepared: Prepared, tmp_path: Path) -> None:
+    (tmp_path / ".lock").touch()
+    (tmp_path / ".settings.json.12.ab.partial").write_text("{", encoding="utf-8")
+    assert run(RunConfig(**TINY), tmp_path, prepared=prepared).status == "done"
+    assert not list(tmp_path.glob(".*.partial"))
+
+
 def test_a_second_ctrl_c_stops_at_once(prepared: Prepared, tmp_path: Path) -> None:
     def twice() -> None:
         signal.raise_signal(signal.SIGINT)

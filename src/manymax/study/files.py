@@ -57,6 +57,11 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def is_partial(path: Path) -> bool:
+    """Whether it is a file that is being written, or what a process left of one when it was killed."""
+    return path.match(".*.partial")
+
+
 def remove_partial(folder: Path) -> None:
     """Delete what a killed process left behind in `folder`; call it under the folder's lock."""
     for path in folder.glob(".*.partial"):

@@ -23,7 +23,7 @@ from manymax.study.data.interactions import PARTS, Split
 from manymax.study.data.load import changed
 from manymax.study.data.prepare import Prepared, prepare
 from manymax.study.evaluate import Evaluation, evaluate, popularity
-from manymax.study.files import LOCK, locked, read_json, remove_partial, write_json
+from manymax.study.files import LOCK, is_partial, locked, read_json, remove_partial, write_json
 from manymax.study.heads import build_head
 from manymax.study.metrics import METRICS
 from manymax.study.parallel import Team
@@ -106,7 +106,7 @@ def finished(config: RunConfig, folder: Path) -> Record | None:
         raise ManymaxError(f"{folder} is a file: choose another folder for the run.")
     if (folder / SETTINGS).exists():
         _check_same(config, folder)
-    elif folder.exists() and any(path.name != LOCK for path in folder.iterdir()):
+    elif folder.exists() and any(path.name != LOCK and not is_partial(path) for path in folder.iterdir()):
         raise ManymaxError(f"{folder} holds other files and no run: choose another folder.")
     if not (folder / RECORD).exists():
         return None
