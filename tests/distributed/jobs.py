@@ -178,7 +178,7 @@ def every_sampler(group: dist.ProcessGroup, name: str, settings: Mapping[str, An
         if entry.name == "midx":  # follows all class vectors: has a test of its own
             continue
         for options, shared, (kind, sparse) in itertools.product(
-            entry.settings, (False, True), (("ids", False), ("padded ids", True), ("bool rows", False))
+            entry.examples, (False, True), (("ids", False), ("padded ids", True), ("bool rows", False))
         ):
             problem, target = make_problem(9, num_classes=40), make_target(kind, 9, num_classes=40)
             sampler = {"name": entry.name, "options": options}

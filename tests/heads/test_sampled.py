@@ -25,7 +25,7 @@ COUNTS = 1.0 + torch.arange(C) % 7
 SAMPLER_CASES = [
     pytest.param(lambda entry=entry, options=options: entry.make(C, COUNTS, **options), id=f"{entry.name}-{i}")
     for entry in SAMPLERS.values()
-    for i, options in enumerate(entry.settings)
+    for i, options in enumerate(entry.examples)
 ]
 
 

@@ -155,11 +155,11 @@ def test_nested_and_flat_settings_are_the_same_run(nested: dict, same: dict) -> 
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"loss": "entmax", "alpha": 3}, "`alpha` must be a number of at least 1, at most 2; got 3."),
-        ({"loss": {"name": "taylor_softmax", "order": 3}}, "`order` must be an integer of at least 2, a multiple of 2"),
+        ({"loss": "entmax", "alpha": 3}, "`alpha` must be a number in [1, 2] (1 is softmax, 2 is sparsemax); got 3."),
+        ({"loss": {"name": "taylor_softmax", "order": 3}}, "`order` must be an even integer of at least 2"),
         ({"loss": "ssm", "correction": "logp"}, "`correction` must be one of 'none', 'logq', 'partition'; got 'logp'."),
         ({"loss": "ssm", "sampler": "dns", "pool": 0}, "`pool` must be an integer of at least 1; got 0."),
-        ({"backbone": "sasrec", "dropout": 1.0}, "`dropout` must be a number of at least 0, below 1; got 1.0."),
+        ({"backbone": "sasrec", "dropout": 1.0}, "`dropout` must be a number in [0, 1); got 1.0."),
         ({"loss": "rg", "solver": "als", "ridge": 0}, "`ridge` must be a number above 0; got 0."),
         ({"loss": "entmax", "alpha": "much"}, "`alpha` must be a number; got 'much'."),
         ({"loss": "nce", "label_smoothing": 0.1}, "`label_smoothing` has no effect with loss 'nce'"),

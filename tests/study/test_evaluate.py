@@ -83,7 +83,7 @@ def test_ranking_is_full_and_leaves_out_what_is_known(
 
 def test_a_tree_ranks_by_its_own_vectors(seed: int) -> None:
     split, backbone = some_split(seed), MF(U, C, DIM)
-    head = manymax.HierarchicalSoftmaxLoss(DIM, manymax.HuffmanTree(torch.arange(1, C + 1)))
+    head = manymax.LinearHierarchicalSoftmaxLoss(DIM, C, manymax.HuffmanTree(torch.arange(1, C + 1)))
     scores = head.scores(backbone.users.weight).detach()
     assert_same(evaluate(backbone, head, split, "test", cutoffs=(5,)), slow(scores, split, "test", 5), 5)
 

@@ -376,6 +376,7 @@ SETTINGS = (
         "Of entmax: near 1 is softmax, 2 is sparsemax.",
         least=1,
         most=2,
+        reason="1 is softmax, 2 is sparsemax",
         learned=Learned(raw=_raw_alpha, value=_alpha_of, key="order.raw_alpha"),
     ),
 )
