@@ -27,7 +27,7 @@ KNOWN = FAMILY["taylor_softmax"]
 DEGREE = replace(KNOWN.settings[0], option="degree", most=6, help="Of the polynomial; even.")
 MINE = replace(KNOWN, name="mine", class_name="Mine", aliases=("own",), settings=(DEGREE,))
 SETTINGS = {"data": "planted", "size": "60x60x10", "dim": 4, "epochs": 3, "batch_size": 64, "loss": "own", "degree": 4}
-OUT_OF_RANGE = "`degree` must be an even integer in [2, 6]; got 8."
+OUT_OF_RANGE = "`degree` must be an even integer in [2, 6] (odd orders turn negative); got 8."
 
 
 @pytest.fixture
