@@ -25,7 +25,7 @@ from manymax.engine.cost import DOUBLE, MARKED, EntryCost, Work, exact_cost, exa
 from manymax.engine.member import Formulas, Member, Setting, Takes
 from manymax.engine.module import ExactLoss
 from manymax.heads import head_class
-from manymax.ops.checks import check_finite
+from manymax.ops.checks import check_finite, check_scores
 
 NAME = "marginmax"
 
@@ -33,9 +33,19 @@ NAME = "marginmax"
 def marginmax(scores: Tensor, target: Tensor, margin: float = 0.5, dim: int = -1) -> Tensor:
     """The map given the label.
 
+    Args:
+        scores: (..., C).
+        target: (...) ids.
+        margin: m.
+        dim: of the classes.
+
+    Returns:
+        Probabilities (..., C).
+
     >>> marginmax(torch.tensor([2.0, 1.5, -1.0]), torch.tensor(1))
     tensor([0.6667, 0.3333, 0.0000])
     """
+    check_scores(scores)
     return manymax.rankmax(scores / margin, target, dim)
 
 
@@ -52,9 +62,17 @@ def marginmax_loss(
 ) -> Tensor:
     """log(S / m).
 
+    Args:
+        scores, target, weight, ignore_index, reduction, label_smoothing, multilabel: as in `manymax.rankmax_loss`.
+        margin: m.
+
+    Returns:
+        A scalar, or (...) for `reduction="none"`.
+
     >>> marginmax_loss(torch.tensor([[2.0, 1.5, -1.0]]), torch.tensor([1]))
     tensor(1.0986)
     """
+    check_scores(scores)
     return manymax.rankmax_loss(
         scores / margin,
         target,

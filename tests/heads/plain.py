@@ -15,12 +15,11 @@ import pytest
 import torch
 from torch import Tensor
 
-import manymax
 from manymax import FAMILY
 from manymax.engine import native as compiled
 from manymax.engine.member import Member
 from manymax.engine.options import read_options
-from manymax.heads import head_class
+from manymax.heads import head_class, head_function
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 REGIMES = ("wide", "thin", "mixed")
@@ -38,7 +37,7 @@ class Case:
 
     @property
     def function(self) -> Callable[..., Tensor]:
-        return getattr(manymax, f"linear_{self.member.name}_loss")
+        return head_function(self.member)
 
     def head(self, problem: Problem, target: Any, **options: Any) -> Tensor:
         honoured = head_class(self.member).honours
@@ -73,7 +72,7 @@ CASES = [
     pytest.param(Case(member, setting), id="-".join([member.name, *map(str, setting.values())]))
     for member in FAMILY.values()
     if member.kind in ("exact", "quadratic")
-    for setting in SETTINGS.get(member.name, [{}])
+    for setting in SETTINGS.get(member.name, member.examples)
 ]
 no_compiler = pytest.mark.skipif(not compiled.available(), reason="no C++ compiler that works")
 CASES += [

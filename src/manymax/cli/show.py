@@ -9,7 +9,7 @@ import typer
 
 from manymax.cli import console as look
 from manymax.cli.record import calls, heading, record, settings_text, word
-from manymax.engine.member import Member
+from manymax.engine.member import Member, Setting
 from manymax.members import FAMILY
 
 
@@ -39,10 +39,19 @@ def _sections(member: Member) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     formulas = record(member)["formulas"]
     yield "Formulas", [(part, text) for part, text in formulas.items() if text is not None]
     yield "In Python", list(calls(member).items())
+    if member.settings:
+        yield "Settings", [(setting.public_name, _setting(setting)) for setting in member.settings]
     yield "Facts", list(_facts(member))
     names = [("other names", ", ".join(member.aliases))] if member.aliases else []
     settings = "; ".join(map(settings_text, member.examples))
     yield "More", [*names, ("tested with", settings), ("reference", member.reference)]
+
+
+def _setting(setting: Setting) -> str:
+    """What a setting means, what it can be and what it is."""
+    values = f"one of {', '.join(setting.choices)}" if setting.choices else setting.range
+    default = "" if setting.default is None else f"; {setting.default} by default"
+    return f"{setting.help} It is {values}{default}."
 
 
 def _facts(member: Member) -> Iterator[tuple[str, str]]:

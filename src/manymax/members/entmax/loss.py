@@ -295,9 +295,23 @@ class EntmaxLoss(ExactLoss):
     """
 
     def __init__(
-        self, alpha: float = 1.5, weight: Tensor | None = None, *, learnable: bool = False, **options: Any
+        self,
+        alpha: float = 1.5,
+        weight: Tensor | None = None,
+        *,
+        learnable: bool = False,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        multilabel: str = "sum",
     ) -> None:
-        super().__init__(weight, **options)
+        super().__init__(
+            weight,
+            ignore_index=ignore_index,
+            reduction=reduction,
+            label_smoothing=label_smoothing,
+            multilabel=multilabel,
+        )
         _check_number(alpha)
         self.fixed_alpha = None if learnable else float(alpha)
         if learnable:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -129,8 +128,23 @@ def taylor_softmax_loss(
 class TaylorSoftmaxLoss(ExactLoss):
     """Module form of `taylor_softmax_loss`."""
 
-    def __init__(self, order: int = 2, weight: Tensor | None = None, **options: Any) -> None:
-        super().__init__(weight, **options)
+    def __init__(
+        self,
+        order: int = 2,
+        weight: Tensor | None = None,
+        *,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        multilabel: str = "sum",
+    ) -> None:
+        super().__init__(
+            weight,
+            ignore_index=ignore_index,
+            reduction=reduction,
+            label_smoothing=label_smoothing,
+            multilabel=multilabel,
+        )
         check_order(order)
         self.order = order
 
