@@ -46,7 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "advisor": {"members", "engine", "heads", "theory"},
     "study.data": {"study.files", "study.seeds"},
     "study.data.batches": {"engine", "study.data"},
-    "study.metrics": set(),
+    "study.metrics": {"ops"},
     "study.computations": {"engine", "heads"},
     "study.records": {"study.config", "study.data", "study.files"},
     "study.backbones": {"study.data", "ops"},

@@ -98,10 +98,8 @@ def test_lookup_equals_indexing() -> None:
     assert torch.equal(lookup(table[:, 0].contiguous(), ids), table[:, 0][ids])
 
 
-@given(num_rows=st.integers(0, 50), bytes_per_row=st.integers(0, 40), budget=st.integers(0, 200))
-def test_row_blocks_cover_all_rows_within_the_budget(num_rows: int, bytes_per_row: int, budget: int) -> None:
-    blocks = list(row_blocks(num_rows, bytes_per_row, budget))
+@given(num_rows=st.integers(0, 50), row_size=st.integers(0, 40), budget=st.integers(0, 200))
+def test_row_blocks_cover_all_rows_within_the_budget(num_rows: int, row_size: int, budget: int) -> None:
+    blocks = list(row_blocks(num_rows, row_size, budget))
     assert [row for block in blocks for row in range(num_rows)[block]] == list(range(num_rows))
-    assert all(
-        block.stop - block.start == 1 or (block.stop - block.start) * bytes_per_row <= budget for block in blocks
-    )
+    assert all(block.stop - block.start == 1 or (block.stop - block.start) * row_size <= budget for block in blocks)

@@ -30,6 +30,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from manymax.ops.row_blocks import row_blocks
+
 GROUP = 16  # classes per group
 LIKE_COUNTS = (8, 64, 1 << 40)  # rows with up to so many open groups go together
 SMALL = 512  # rows this short are searched whole, in float64
@@ -40,12 +42,6 @@ LOG1P_BELOW = 0.25  # for smaller beta u = 1 + beta v is kept as v, because log(
 _LOW = {torch.float32: -80.0, torch.float64: -700.0}  # logarithm of a small normal number
 
 Order = float | Tensor  # alpha or beta: one number, or (rows, 1)
-
-
-def row_blocks(rows: int, classes: int, size: int = BLOCK) -> list[slice]:
-    """Slices over the rows, each with about `size` scores; a function of the shape alone."""
-    step = max(1, size // max(1, classes))
-    return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
 
 
 def _in_v(beta: Order) -> bool:
@@ -291,7 +287,7 @@ def solve_wide_(d: Tensor, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
     Newton over the whole row, from a start found on every 16th class; some rows at a time, which stay in cache.
     """
     beta, classes = alpha - 1, d.shape[1]
-    blocks = row_blocks(*d.shape)
+    blocks = row_blocks(d.shape[0], d.shape[1], BLOCK)
     scratch = torch.empty_like(d[blocks[0]]) if blocks else d
     low, high = (float(_level(torch.tensor(top, dtype=torch.float64).log(), beta)) for top in (1 / classes, 1.0))
     sample = d[:, ::GROUP].contiguous()
@@ -313,7 +309,7 @@ def _solve_long(scores: Tensor, alpha: float) -> list[Tensor]:
     for found in parts:
         _, tops, values = solve_few(found, alpha)
         log_top[found.rows], conjugate[found.rows] = tops, values.to(scores.dtype)
-    for block in row_blocks(len(wide), scores.shape[1]):
+    for block in row_blocks(len(wide), scores.shape[1], BLOCK):
         rows = wide[block]
         _, log_top[rows], conjugate[rows] = solve_wide_(scores[rows].sub_(maximum[rows]), alpha)
     return [maximum, log_top, conjugate]
@@ -360,7 +356,7 @@ def apply(scores: Tensor, alpha: Tensor, maximum: Tensor, log_top: Tensor, scale
     """scale p, (rows, classes), from what `solve` returned; `scale` is (rows,)."""
     out = torch.empty_like(scores, memory_format=torch.contiguous_format)
     shared = float(alpha) if alpha.ndim == 0 else None
-    for block in row_blocks(*scores.shape):
+    for block in row_blocks(scores.shape[0], scores.shape[1], BLOCK):
         if shared == 1:
             probs = torch.softmax(scores[block], 1, out=out[block])
         else:
@@ -375,7 +371,7 @@ def apply(scores: Tensor, alpha: Tensor, maximum: Tensor, log_top: Tensor, scale
 def vjp(probs: Tensor, alpha: float, grad: Tensor) -> Tensor:
     """J g = a (g - <a, g> / sum a) with a = p^(2 - alpha) on the support, block by block."""
     out = torch.empty_like(probs)
-    for block in row_blocks(*probs.shape):
+    for block in row_blocks(probs.shape[0], probs.shape[1], BLOCK):
         p, g = probs[block], grad[block]
         a = p.sign() if alpha == 2 else p.sqrt() if alpha == 1.5 else p if alpha == 1 else p.pow(2 - alpha)
         mean = (a * g).sum(1, keepdim=True) / a.sum(1, keepdim=True)

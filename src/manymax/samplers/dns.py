@@ -103,7 +103,7 @@ class DNSSampler(Sampler):
         node, weight = _gauss_legendre(min(self.num_candidates // 2 + 1, 32 + steep), rank.device)
         flat = rank.reshape(-1, 1).double()
         log_q = flat.new_empty(len(flat))
-        for rows in row_blocks(len(flat), bytes_per_row=8 * len(node) * num_negatives):
+        for rows in row_blocks(len(flat), row_size=8 * len(node) * num_negatives):
             share = (flat[rows] + node) / self.num_classes
             log_cdf = _log_binomial_cdf(num_negatives - 1, self.num_candidates - 1, share)
             log_q[rows] = (log_cdf + weight.log()).logsumexp(-1)

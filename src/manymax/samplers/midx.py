@@ -179,7 +179,7 @@ class MIDXSampler(Sampler):
 
     def _blocks(self, rows: Tensor, num_ids: int) -> Iterator[slice]:
         """Blocks of rows, by the bytes of the tables (N, cells) and of what is read from them."""
-        return row_blocks(len(rows), bytes_per_row=8 * (4 * len(self.cell_codes) + num_ids))
+        return row_blocks(len(rows), row_size=8 * (4 * len(self.cell_codes) + num_ids))
 
     def _checked(self, linear_weight: Tensor) -> Tensor:
         """The class vectors in float32 at least, if they are (C, d) and finite."""
@@ -223,7 +223,7 @@ def _k_means(points: Tensor, codewords: Tensor, num_iterations: int) -> tuple[Te
 def _nearest(points: Tensor, codewords: Tensor) -> Tensor:
     """The codeword nearest to each point: largest x . u - |u|^2 / 2."""
     offset = codewords.square().sum(1) / 2
-    blocks = row_blocks(len(points), bytes_per_row=8 * len(codewords))
+    blocks = row_blocks(len(points), row_size=8 * len(codewords))
     return torch.cat([(points[rows] @ codewords.T - offset).argmax(1) for rows in blocks])
 
 

@@ -16,16 +16,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from manymax.ops.discounts import discounts
 from manymax.table import Table
-
-
-def discounts(cutoff: int) -> Tensor:
-    """w_i = 1 / log2(i + 1), (cutoff,) float64.
-
-    >>> discounts(3)
-    tensor([1.0000, 0.6309, 0.5000], dtype=torch.float64)
-    """
-    return 1 / torch.arange(2, cutoff + 2, dtype=torch.float64).log2()
 
 
 def dcg(hits: Tensor, relevant: Tensor) -> Tensor:

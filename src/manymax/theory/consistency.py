@@ -32,8 +32,8 @@ from torch import Tensor
 from manymax.engine.member import Member
 from manymax.engine.target import MULTILABEL
 from manymax.errors import ArgumentError, check_choice
+from manymax.ops.discounts import discounts
 from manymax.ops.tree import ClassTree
-from manymax.theory.gradients import discounts
 
 METRICS = ("precision", "recall", "dcg", "ndcg")
 LABELS = ("single", "multi")

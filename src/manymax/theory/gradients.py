@@ -24,18 +24,8 @@ from torch import Tensor
 from manymax.engine.member import Member
 from manymax.errors import ArgumentError, ArgumentTypeError
 from manymax.ops.checks import check_scores
+from manymax.ops.discounts import discounts
 from manymax.theory.order import Map
-
-
-def discounts(num_classes: int, cutoff: int | None = None) -> Tensor:
-    """w_i = 1 / log2(i + 1) for the positions i = 1 .. C, (C,) float64; 0 beyond the cutoff.
-
-    >>> discounts(4, cutoff=3)
-    tensor([1.0000, 0.6309, 0.5000, 0.0000], dtype=torch.float64)
-    """
-    positions = torch.arange(1, num_classes + 1, dtype=torch.float64)
-    weights = 1 / torch.log2(positions + 1)
-    return weights if cutoff is None else torch.where(positions <= cutoff, weights, 0)
 
 
 def expected_dcg(values: Tensor, relevant: Tensor, cutoff: int | None = None) -> Tensor:

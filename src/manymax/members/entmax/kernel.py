@@ -22,6 +22,7 @@ from manymax.members.entmax.loss import omega, omega_slope, read_alpha
 from manymax.members.softmax.kernel import block_softmax
 from manymax.ops import simplex
 from manymax.ops.checks import check_finite
+from manymax.ops.row_blocks import row_blocks
 
 SOURCE = Path(__file__).with_name("kernel.cpp")
 VARIANTS = {1.5: 1, 2.0: 2}  # the alphas that kernel.cpp has, and what it calls them
@@ -189,7 +190,7 @@ def _parts_of_rows(block: Block, picked: Tensor, alpha: float, wants_alpha: bool
     parts = [_not_empty(found, scores) for found in parts]
     few = [_Piece(found.rows, (found.scores - found.maximum).double()) for found in parts]
     table = _differences(scores, maximum, wide)
-    rest = [_Piece(wide[rows], table[rows]) for rows in simplex.row_blocks(*table.shape)]
+    rest = [_Piece(wide[rows], table[rows]) for rows in row_blocks(table.shape[0], table.shape[1], simplex.BLOCK)]
     sums = _native_sums if compiled else _plain_sums
     level = _search(few, rest, bound.double(), scores.dtype, beta, ranks, sums)
 

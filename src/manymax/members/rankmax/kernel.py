@@ -16,6 +16,7 @@ from manymax.engine.row_target import RowTarget
 from manymax.errors import ArgumentError
 from manymax.ops import simplex
 from manymax.ops.checks import check_finite, visible
+from manymax.ops.row_blocks import row_blocks
 
 SOURCE = Path(__file__).with_name("kernel.cpp")
 MOST_PASSES = 16  # positives of a row; for more, a search for the place of each score is cheaper than a pass each
@@ -115,7 +116,7 @@ def _pieces(labels: Tensor, classes: int) -> list[tuple[slice | Tensor, int]]:
     """Rows that stay in cache, and their largest number of positives: rows of about as many go together."""
     count = (labels < torch.inf).sum(1).clamp(min=1)
     if bool((count == count[:1]).all()):
-        return [(rows, int(count[0])) for rows in simplex.row_blocks(len(labels), classes, PIECE)]
+        return [(rows, int(count[0])) for rows in row_blocks(len(labels), classes, PIECE)]
     parts = count.argsort(stable=True).split(max(1, PIECE // max(1, classes)))
     return [(rows, int(count[rows[-1]])) for rows in parts]
 
@@ -186,7 +187,7 @@ def _parts_of_rows(block: Block) -> Result:
         parts, wide = simplex.collect(scores, heads, lowest, lowest, cut)
     table = scores if len(wide) == len(scores) else scores[wide]
     pieces = [(found.rows, found.scores.double()) for found in parts]
-    pieces += [(wide[rows], table[rows]) for rows in simplex.row_blocks(*table.shape)]
+    pieces += [(wide[rows], table[rows]) for rows in row_blocks(table.shape[0], table.shape[1], simplex.BLOCK)]
     own = scores.new_zeros(*labels.shape, 2, dtype=torch.float64)
     for rows, s in pieces:
         for p in range(labels.shape[1]):

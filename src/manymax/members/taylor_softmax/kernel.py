@@ -11,8 +11,8 @@ from manymax.engine.ranks import columns
 from manymax.engine.row_target import RowTarget
 from manymax.errors import ArgumentError
 from manymax.members.taylor_softmax.loss import check_order, polynomial, taylor_exp
-from manymax.ops import simplex
 from manymax.ops.checks import check_finite, visible
+from manymax.ops.row_blocks import row_blocks
 
 COST = exact_cost(EntryCost(Work(passes=50), calls=200, plain=8))
 TRAFFIC = exact_traffic(sums=1, row=2 * DOUBLE)  # sum f(s) and sum_i t_i log f(s_i)
@@ -25,7 +25,7 @@ def taylor_kernel(order: int = 2) -> Kernel:
     def run(block: Block) -> Result:
         target, scores = block.target, block.scores
         # some rows at a time, which stay in cache
-        pieces = simplex.row_blocks(scores.shape[0], scores.shape[1], PIECE)
+        pieces = row_blocks(scores.shape[0], scores.shape[1], PIECE)
         if block.ranks.alone:
             scores[:, block.num_classes :] = 0  # the padding is in no sum, and must not spoil the matmuls
             parts = [_rows_(scores[rows, : block.num_classes], target[rows], order) for rows in pieces]

@@ -1,0 +1,18 @@
+"""The weights of positions in a ranking."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def discounts(positions: int, cutoff: int | None = None) -> Tensor:
+    """w_i = 1 / log2(i + 1) for the positions i = 1, 2, ..., (positions,) float64; 0 beyond the cutoff.
+
+    >>> discounts(4, cutoff=3)
+    tensor([1.0000, 0.6309, 0.5000, 0.0000], dtype=torch.float64)
+    """
+    weights = 1 / torch.arange(2, positions + 2, dtype=torch.float64).log2()
+    if cutoff is not None:
+        weights[cutoff:] = 0
+    return weights
