@@ -10,7 +10,6 @@ addition per edge.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -168,7 +167,7 @@ class TreeModel:
             values[rows], ids[rows] = log_probs.topk(k)
         return values, torch.where(values > -torch.inf, ids, fill)
 
-    def _table_blocks(self, input: Tensor) -> Iterator[slice]:
+    def _table_blocks(self, input: Tensor) -> list[slice]:
         row_bytes = self.tree.num_edges * input.element_size()
         return row_blocks(len(input), row_bytes, max(TABLE_BYTES, TABLE_ROWS * row_bytes))
 

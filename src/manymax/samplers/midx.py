@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -177,7 +176,7 @@ class MIDXSampler(Sampler):
     def _cell_size(self) -> Tensor:
         return self.cell_start.diff().to(self.codewords.dtype)
 
-    def _blocks(self, rows: Tensor, num_ids: int) -> Iterator[slice]:
+    def _blocks(self, rows: Tensor, num_ids: int) -> list[slice]:
         """Blocks of rows, by the bytes of the tables (N, cells) and of what is read from them."""
         return row_blocks(len(rows), row_size=8 * (4 * len(self.cell_codes) + num_ids))
 
