@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from manymax.engine.options import PAD, HeadOptions
-from manymax.engine.ranks import ALONE, Ranks, Shards
+from manymax.engine.options import PAD, Keywords
+from manymax.engine.ranks import Ranks, Shards
 from manymax.engine.row_target import RowTarget
 from manymax.errors import ManymaxError
 from manymax.ops.checks import full_precision
@@ -71,7 +71,7 @@ class Block:
 
     spread: (n,) sum_c class_weight_c s_c in float64 if there is smoothing; rescore recomputes rows of the block.
     ranks: complete the sums over the classes of a row.
-    options: how the head computes.
+    keywords: those of the call, its options among them.
     """
 
     scores: Tensor
@@ -79,8 +79,8 @@ class Block:
     num_classes: int
     spread: Tensor | None
     rescore: Callable[[Tensor], Tensor]
-    ranks: Ranks = ALONE
-    options: HeadOptions = field(default=HeadOptions())
+    ranks: Ranks
+    keywords: Keywords
 
 
 @dataclass(frozen=True)
@@ -212,11 +212,12 @@ def run(
     linear_bias: Tensor | None,
     target: RowTarget,
     kernel: Callable[[Block], Result],
-    options: HeadOptions,
+    keywords: Keywords,
     shards: Shards,
     wants: tuple[bool, bool, bool],
 ) -> tuple[Tensor, Gradients, Tensor]:
     """Losses (N,), the accumulated gradients, and the gradient in the kernel's setting."""
+    options = keywords.options
     num_classes, padded = linear_weight.shape[0], padded_length(linear_weight.shape[0])
     matmul_vectors = linear_weight.bfloat16() if options.matmul == "bf16" else linear_weight
     spread_of = None if target.class_weight is None else _spread(target.class_weight, linear_weight, linear_bias)
@@ -244,7 +245,7 @@ def run(
         part = target[start : start + step]
         scores = score(queries, part.ids, buffer[: len(queries)])
         rescore = partial(_rescore, score, queries, part.ids, padded)
-        result = kernel(Block(scores, part, num_classes, spread, rescore, shards.ranks, options))
+        result = kernel(Block(scores, part, num_classes, spread, rescore, shards.ranks, keywords))
         losses.append(result.losses)
         for gradient in result.parts:
             gradients.add(start, gradient)
@@ -323,13 +324,15 @@ class BlockLoss(torch.autograd.Function):
         setting: Tensor | None,
         target: RowTarget,
         kernel: Callable[[Block], Result],
-        options: HeadOptions,
+        keywords: Keywords,
         shards: Shards,
     ) -> Tensor:
         wants = tuple(ctx.needs_input_grad[:3])
-        losses, gradients, grad_setting = run(input, linear_weight, linear_bias, target, kernel, options, shards, wants)
+        losses, gradients, grad_setting = run(
+            input, linear_weight, linear_bias, target, kernel, keywords, shards, wants
+        )
         ctx.grads = (*gradients.finish(), grad_setting if ctx.needs_input_grad[3] else None)
-        ctx.retain = options.retain_graph
+        ctx.retain = keywords.options.retain_graph
         return (losses * target.factor).sum()
 
     @staticmethod
@@ -367,13 +370,13 @@ class BlockRows(torch.autograd.Function):
         setting: Tensor | None,
         target: RowTarget,
         kernel: Callable[[Block], Result],
-        options: HeadOptions,
+        keywords: Keywords,
         shards: Shards,
     ) -> Tensor:
         ctx.save_for_backward(input, linear_weight, linear_bias)
-        ctx.target, ctx.kernel, ctx.options, ctx.shards = target, kernel, options, shards
+        ctx.target, ctx.kernel, ctx.keywords, ctx.shards = target, kernel, keywords, shards
         plain = replace(target, coefficient=None)
-        return run(input, linear_weight, linear_bias, plain, kernel, options, shards, (False, False, False))[0]
+        return run(input, linear_weight, linear_bias, plain, kernel, keywords, shards, (False, False, False))[0]
 
     @staticmethod
     @first_order
@@ -383,7 +386,7 @@ class BlockRows(torch.autograd.Function):
         target = replace(ctx.target, coefficient=ctx.target.factor * grad)
         with full_precision(input):
             _, gradients, grad_setting = run(
-                input, linear_weight, linear_bias, target, ctx.kernel, ctx.options, ctx.shards, wants
+                input, linear_weight, linear_bias, target, ctx.kernel, ctx.keywords, ctx.shards, wants
             )
             grads = gradients.finish()
         return (*grads, grad_setting if ctx.needs_input_grad[3] else None, None, None, None, None)

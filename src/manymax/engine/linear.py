@@ -152,13 +152,13 @@ def blocked_loss(call: Call, kernel: Kernel) -> Tensor:
     tensors = ranks.spread(call.queries), call.vectors, call.bias, setting
     if keywords.reduction == "none":
         ones = replace(rows, coefficient=torch.ones_like(scale))
-        value = BlockRows.apply(*tensors, ones, kernel.run, keywords.options, call.shards) * scale
+        value = BlockRows.apply(*tensors, ones, kernel.run, keywords, call.shards) * scale
     else:
         if keywords.reduction == "mean":
             divisor = call.target.divisor.sum()
             scale = scale * torch.where(divisor > 0, 1 / torch.where(divisor > 0, divisor, 1), 0)
         given = replace(rows, coefficient=scale)
-        value = BlockLoss.apply(*tensors, given, kernel.run, keywords.options, call.shards)
+        value = BlockLoss.apply(*tensors, given, kernel.run, keywords, call.shards)
     if keywords.multilabel == "normalized" and kernel.omega is not None:
         # every rank has a part of Omega, and so of its derivative in the setting
         omega = kernel.omega if setting is None else partial(kernel.omega, setting=setting)

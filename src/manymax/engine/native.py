@@ -101,7 +101,7 @@ def serves(block: Block) -> bool:
     """Whether a native kernel can take a block: it is asked for, on a CPU, in float32 or float64."""
     scores = block.scores
     here = scores.device.type == "cpu" and scores.dtype in NAMES and scores.is_contiguous()
-    return block.options.compiled and here and scores.shape[1] < 1 << 31
+    return block.keywords.options.compiled and here and scores.shape[1] < 1 << 31
 
 
 def lists_positives(block: Block) -> bool:
