@@ -55,7 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {f"study.{n}" for n in ("backbones", "config", "course", "data", "parallel", "seeds")},
     "study.train_als": {f"study.{n}" for n in ("course", "data", "heads", "train")},
     "study.evaluate": {"engine", "heads", "study.backbones", "study.data", "study.metrics"},
-    "study.report": {"members", *(f"study.{n}" for n in ("backbones", "config", "files", "metrics", "records"))},
+    "study.report": {"members", *(f"study.{n}" for n in ("backbones", "files", "metrics", "options", "records"))},
     "study": {*LIBRARY, "study"},
     "paper": {*LIBRARY, "study"},
     "cli": {"members", "engine", "samplers", "distributed", "theory", "advisor", "study", "paper", ""},

@@ -18,7 +18,8 @@ from manymax.cli.app import app
 from manymax.cli.train import Screen
 from manymax.errors import ManymaxError
 from manymax.study.checkpoint import Standing
-from manymax.study.config import RunConfig, flat, options
+from manymax.study.config import RunConfig
+from manymax.study.options import flat, options
 from manymax.study.records import read_record
 
 SOURCE = Path(__file__).parents[2] / "src"

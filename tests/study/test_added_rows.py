@@ -16,8 +16,9 @@ from manymax.members import FAMILY
 from manymax.samplers import SAMPLERS
 from manymax.study.backbones import BACKBONES
 from manymax.study.checkpoint import Standing
-from manymax.study.config import RunConfig, flat
+from manymax.study.config import RunConfig
 from manymax.study.course import Progress
+from manymax.study.options import flat
 from manymax.study.records import read_record
 from manymax.study.run import load_model, run
 from manymax.study.sweep import StudyConfig, expand

@@ -12,7 +12,8 @@ from pydantic_core import PydanticUndefined
 from manymax.engine.member import Setting
 from manymax.errors import ArgumentError, ManymaxError, UnknownNameError
 from manymax.members import FAMILY
-from manymax.study.config import FLAT_FORM, RunConfig, flat, options
+from manymax.study.config import RunConfig
+from manymax.study.options import FLAT_FORM, flat, options
 
 
 @pytest.mark.parametrize(

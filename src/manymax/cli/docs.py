@@ -14,7 +14,8 @@ from manymax.engine.member import Fact, Facts, Member
 from manymax.errors import ArgumentError
 from manymax.members import FAMILY, REFERENCES
 from manymax.study.backbones import BACKBONES
-from manymax.study.config import GRADIENT, flat
+from manymax.study.groups import GRADIENT
+from manymax.study.options import flat
 from manymax.study.records import RECORD, Record, read_record
 
 BEGIN, END = "<!-- family: begin, written by `make docs` -->", "<!-- family: end -->"

@@ -23,7 +23,8 @@ from manymax.cli.console import put_json
 from manymax.errors import ArgumentError, check_choice
 from manymax.paper.sections import EXTRA, PUBLISHED
 from manymax.study.checkpoint import read_standing
-from manymax.study.config import RunConfig, flat, options
+from manymax.study.config import RunConfig
+from manymax.study.options import flat, options
 from manymax.study.records import CHECKPOINT, Record
 from manymax.study.report.page import report
 from manymax.study.sweep import Engine, Job, LocalEngine, Outcome, expand, read_study_file, sweep

@@ -21,9 +21,11 @@ from rich.text import Text
 from manymax.cli.console import open_console, put, put_json, table
 from manymax.errors import ArgumentError
 from manymax.study.checkpoint import Standing
-from manymax.study.config import GRADIENT, Option, RunConfig, flat, flattened, options
+from manymax.study.config import RunConfig
 from manymax.study.course import Progress
+from manymax.study.groups import GRADIENT
 from manymax.study.metrics import METRICS
+from manymax.study.options import Option, flat, flattened, options
 from manymax.study.parallel import PATIENCE, joined
 from manymax.study.records import Record
 from manymax.study.run import CHECKPOINT_SECONDS, assist, run

@@ -17,15 +17,17 @@ from manymax.errors import ArgumentError, ManymaxError
 from manymax.study.backbones import BACKBONES
 from manymax.study.backbones.base import Settings
 from manymax.study.checkpoint import load_optimizer, optimizer_tensors, read_tensors, write_tensors
-from manymax.study.config import GRADIENT, RunConfig, flat
+from manymax.study.config import RunConfig
 from manymax.study.course import Course, Diverged, Progress, Stopped
 from manymax.study.data.interactions import PARTS, Split
 from manymax.study.data.load import changed
 from manymax.study.data.prepare import Prepared, prepare
 from manymax.study.evaluate import Evaluation, evaluate, popularity
 from manymax.study.files import LOCK, is_partial, locked, read_json, remove_partial, write_json
+from manymax.study.groups import GRADIENT
 from manymax.study.heads import build_head
 from manymax.study.metrics import METRICS
+from manymax.study.options import flat
 from manymax.study.parallel import Team
 from manymax.study.records import (
     CHECKPOINT,

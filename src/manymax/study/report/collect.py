@@ -13,8 +13,8 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from manymax.errors import ArgumentError, ManymaxError
-from manymax.study.config import with_source
 from manymax.study.files import read_json, whole, write_json
+from manymax.study.options import with_source
 from manymax.study.records import EPOCHS, PROBE, RECORD, Record
 
 ENDED = ("done", "diverged")  # the others go on when they are started again

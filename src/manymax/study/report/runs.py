@@ -17,9 +17,9 @@ import numpy as np
 from manymax.errors import ArgumentError, ManymaxError
 from manymax.members import FAMILY, REFERENCES
 from manymax.study.backbones import BACKBONES
-from manymax.study.config import flat
 from manymax.study.files import read_json
 from manymax.study.metrics import METRICS
+from manymax.study.options import flat
 from manymax.study.records import EPOCHS, PROBE, RECORD, SETTINGS, STUDY, USERS, Record, read_record, read_table
 
 Array = np.ndarray[Any, np.dtype[Any]]
