@@ -211,6 +211,8 @@ def _function_doc(member: Member, base: type[KernelHead]) -> str:
     lines = [
         f"`{plain}` of `input @ linear_weight.T + linear_bias` without the table of scores.",
         "",
+        base.about,
+        "",
         "Args:",
         "    input: (..., d) queries.",
         "    linear_weight: (C, d) class vectors.",

@@ -28,6 +28,7 @@ class KernelHead(LinearHead):
 
     keywords: ClassVar[tuple[str, ...]]  # those of the shared keywords that it takes
     honours_why: ClassVar[str] = ""  # why other options have no effect
+    about: ClassVar[str] = ""  # a sentence of documentation on how gradients come about
     weight: Tensor | None
 
     def __init__(
@@ -122,6 +123,9 @@ class ExactHead(KernelHead):
     """A head that sees all scores, in blocks."""
 
     keywords = EXACT_KEYWORDS
+    about = (
+        'Gradients are computed in the forward, block by block, for "mean" and "sum"; there are no second derivatives.'
+    )
 
     def compute(self, call: Call) -> Tensor:
         """The loss of a call, the same on every rank."""
@@ -132,6 +136,7 @@ class QuadraticHead(KernelHead):
     """A head that needs moments of the class vectors, and no scores."""
 
     keywords = EXACT_KEYWORDS
+    about = "No score but those of the positives is computed, and second derivatives exist."
     honours = frozenset({"retain_graph"})  # which autograd does by itself
     honours_why = "it has no blocks of scores, and its gradient touches all class vectors"
 
@@ -144,6 +149,7 @@ class SampledHead(KernelHead):
     """A head that draws negatives."""
 
     keywords = SAMPLED_KEYWORDS
+    about = "A step touches the drawn class vectors alone; there are no second derivatives."
     honours = frozenset({"sparse_grad", "retain_graph"})
     honours_why = "it computes the scores that it draws and no blocks of them"
 

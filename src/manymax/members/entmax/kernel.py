@@ -37,7 +37,17 @@ TRAFFIC = exact_traffic(sums=3.0 + SEARCH_STEPS, row=2 * MARKED + (SEARCH_STEPS 
 
 
 def entmax_kernel(alpha: float | Tensor = 1.5) -> Kernel:
-    """The kernel of the entmax loss; a tensor alpha gets its gradient."""
+    """The kernel of the entmax loss.
+
+    Where the support is small the gradient touches only its classes, so that of three matmuls one is left. `alpha` is a
+    number or a scalar tensor, which gets its gradient.
+
+    Example:
+        >>> import torch, manymax
+        >>> input, vectors = torch.tensor([[1.0, 0.0]]), torch.tensor([[2.0, 0.0], [1.5, 5.0], [-1.0, 3.0]])
+        >>> manymax.linear_entmax_loss(input, vectors, torch.tensor([0]), alpha=1.5)
+        tensor(0.1844)
+    """
     if isinstance(alpha, Tensor) and alpha.ndim:
         raise ArgumentError(f"`alpha` of a head must be a number or a scalar tensor; got shape {tuple(alpha.shape)}.")
     read = read_alpha(alpha)

@@ -69,7 +69,18 @@ def nce_loss(
 
 
 def nce_kernel(hit_policy: str = "keep", log_z: float | Tensor = 0.0) -> DrawnKernel:
-    """The kernel of NCE: softplus(-d_y) + sum_j softplus(d_j), d = s - log Z0 - log(k q)."""
+    """The kernel of NCE: softplus(-d_y) + sum_j softplus(d_j), d = s - log Z0 - log(k q).
+
+    A head takes log Z0 = log C where `log_z` is left out: that of scores 0, where training begins. From another value a
+    model first has to find it, which it may not do within any patience.
+
+    Example: at scores 0 the positive and its nine negatives are told apart as badly as can be.
+        >>> import torch, manymax
+        >>> sampler = manymax.samplers.UniformSampler(1000)
+        >>> input, vectors = torch.zeros(4, 8), torch.zeros(1000, 8)
+        >>> manymax.linear_nce_loss(input, vectors, torch.arange(4), sampler, 9)
+        tensor(3.2508)
+    """
 
     def rows(sample: Sample) -> Tensor:
         ranks = sample.ranks

@@ -30,7 +30,14 @@ TRAFFIC = exact_traffic(sums=3, row=MARKED, each=4 * DOUBLE)
 
 
 def rankmax_kernel() -> Kernel:
-    """The kernel of the rankmax loss."""
+    """The kernel of the rankmax loss.
+
+    Example:
+        >>> import torch, manymax
+        >>> input, vectors = torch.tensor([[1.0, 0.0]]), torch.tensor([[2.0, 0.0], [1.5, 5.0], [-1.0, 3.0]])
+        >>> manymax.linear_rankmax_loss(input, vectors, torch.tensor([1]))
+        tensor(0.9163)
+    """
     return Kernel(block_rankmax)
 
 

@@ -21,6 +21,12 @@ def rg_kernel() -> Callable[[Call], Tensor]:
 
     mean(s) = <x, mean(w)> and var(s) = <x, cov(w) x>, so that a row costs d^2 and the class vectors C d^2, once.
     No score but the positives' is computed. What ranks exchange are the moments and one number per row.
+
+    Example:
+        >>> import torch, manymax
+        >>> input, vectors = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.3, 0.0], [0.0, 5.0], [-0.3, 3.0]])
+        >>> manymax.linear_rg_loss(input, vectors, torch.tensor([0]))
+        tensor(0.8286)
     """
     return _losses
 

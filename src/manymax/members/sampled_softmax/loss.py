@@ -114,7 +114,18 @@ def _of_own(values: Tensor, sample: Sample) -> Tensor:
 def sampled_softmax_kernel(
     correction: str = "logq", hit_policy: str | None = None, debias: str | None = None
 ) -> DrawnKernel:
-    """The kernel of sampled softmax: log(exp(c_y) + sum_j exp(c_j)) - c_y."""
+    """The kernel of sampled softmax: log(exp(c_y) + sum_j exp(c_j)) - c_y.
+
+    Every positive draws its own negatives. Where the sampler knows no log q (dns) a uniform one stands in, which cancels
+    for `correction="logq"`.
+
+    Example:
+        >>> import torch, manymax
+        >>> sampler = manymax.samplers.UniformSampler(1000)
+        >>> input, vectors = torch.zeros(4, 8), torch.zeros(1000, 8)
+        >>> manymax.linear_sampled_softmax_loss(input, vectors, torch.arange(4), sampler, 9)
+        tensor(2.3026)
+    """
 
     def rows(sample: Sample) -> Tensor:
         positive, negative = _logits(sample, correction)

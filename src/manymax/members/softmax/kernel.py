@@ -15,7 +15,14 @@ TRAFFIC = exact_traffic(sums=2, row=MARKED + 2 * DOUBLE)  # the maximum; sum exp
 
 
 def softmax_kernel() -> Kernel:
-    """The kernel of the softmax loss."""
+    """The kernel of the softmax loss.
+
+    Example:
+        >>> import torch, manymax
+        >>> input, vectors = torch.tensor([[1.0, 0.0]]), torch.tensor([[2.0, 0.0], [1.0, 5.0], [-1.0, 3.0]])
+        >>> manymax.linear_softmax_loss(input, vectors, torch.tensor([0]))
+        tensor(0.3490)
+    """
     return Kernel(block_softmax, omega=omega)
 
 

@@ -19,7 +19,14 @@ TRAFFIC = exact_traffic(sums=1, row=2 * DOUBLE)  # sum f(s) and sum_i t_i log f(
 
 
 def taylor_kernel(order: int = 2) -> Kernel:
-    """The kernel of the Taylor-softmax loss, with the gradient f'(s) / F - t f'(s) / f(s)."""
+    """The kernel of the Taylor-softmax loss, with the gradient f'(s) / F - t f'(s) / f(s).
+
+    Example:
+        >>> import torch, manymax
+        >>> input, vectors = torch.tensor([[1.0, 0.0]]), torch.tensor([[2.0, 0.0], [1.5, 5.0], [-1.0, 3.0]])
+        >>> manymax.linear_taylor_softmax_loss(input, vectors, torch.tensor([0]))
+        tensor(0.6016)
+    """
     check_order(order)
 
     def run(block: Block) -> Result:
