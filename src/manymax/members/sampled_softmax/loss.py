@@ -116,8 +116,8 @@ def sampled_softmax_kernel(
 ) -> DrawnKernel:
     """The kernel of sampled softmax: log(exp(c_y) + sum_j exp(c_j)) - c_y.
 
-    Every positive draws its own negatives. Where the sampler knows no log q (dns) a uniform one stands in, which cancels
-    for `correction="logq"`.
+    Every positive draws its own negatives. Where the sampler knows no log q (dns) a uniform one stands in, which
+    cancels for `correction="logq"`.
 
     Example:
         >>> import torch, manymax
