@@ -6,8 +6,9 @@
 BEFORE and AFTER are folders with a checkout each. A process for each of them holds the same problems; they take turns
 at every line, one runs while the other waits, so that a slow minute of the machine slows both. A line is the ratio of
 medians after / before of a step, with its gradients, of everything that benchmarks/heads.py, maps.py and sampled.py
-measure of ours, and the ratio of the peaks of memory above what was there before the step. FILE is written after every
-line, and lines that it holds already are not measured again.
+measure of ours, and the ratio of the peaks of memory above what was there before the step. Peaks are taken in processes
+of their own whose allocator gives everything back at once: otherwise they are those of the allocator. FILE is written
+after every line, and lines that it holds already are not measured again.
 """
 
 from __future__ import annotations
@@ -25,14 +26,17 @@ from typing import Any
 
 BAR = 1.05
 DIM = 64
+GIVES_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
 
 
 class Tree:
     """A process that runs steps of one checkout when it is told to."""
 
-    def __init__(self, folder: Path, quick: bool, threads: int) -> None:
+    def __init__(self, folder: Path, quick: bool, threads: int, **more: str) -> None:
         command = [sys.executable, str(Path(__file__).resolve()), "--serve", *(["--quick"] if quick else [])]
-        environment = os.environ | {"PYTHONPATH": str((folder / "src").resolve()), "OMP_NUM_THREADS": str(threads)}
+        environment = (
+            os.environ | {"PYTHONPATH": str((folder / "src").resolve()), "OMP_NUM_THREADS": str(threads)} | more
+        )
         self.process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -48,7 +52,9 @@ class Tree:
 
 def main(arguments: argparse.Namespace) -> int:
     """Measure every line, and say which are above the bar."""
-    trees = [Tree(Path(folder), arguments.quick, arguments.threads) for folder in (arguments.before, arguments.after)]
+    folders, options = (Path(arguments.before), Path(arguments.after)), (arguments.quick, arguments.threads)
+    trees = [Tree(folder, *options) for folder in folders]
+    holders = [Tree(folder, *options, **GIVES_BACK) for folder in folders]
     (names, about), _ = (tree.ask("names") for tree in trees)
     lines = json.loads(Path(arguments.json).read_text())["lines"] if _there(arguments.json) else []
     done = {line["name"] for line in lines}
@@ -60,7 +66,9 @@ def main(arguments: argparse.Namespace) -> int:
             tree.ask("seconds", name)  # the first one is not counted
         taken = [[tree.ask("seconds", name) for tree in trees] for _ in range(rounds)]
         times = [sorted(row[side] for row in taken) for side in (0, 1)]
-        peaks = [tree.ask("peak", name) for tree in trees]
+        for tree in holders:
+            tree.ask("seconds", name)
+        peaks = [tree.ask("peak", name) for tree in holders]
         before, after = (each[len(each) // 2] for each in times)
         memory = None if None in peaks or peaks[0] < 1 else peaks[1] / peaks[0]
         lines.append({"name": name, "ratio": after / before, "memory": memory, "times": times, "peak_mb": peaks})

@@ -161,31 +161,55 @@ void entmax_row(const Batch<T>& b, int64_t r, Row<T>& row) {
   b.count[r] = -1;
 }
 
+// One loop for each order: with the choice inside of it the compiler made rows of one of them take 1.4 times as long.
+template <typename T, typename Two, typename One>
+void by_order(int order, T* scores, int64_t n, int64_t stride, int64_t classes, int threads, Two two, One one) {
+  order == 2 ? for_rows(scores, n, stride, classes, threads, two) : for_rows(scores, n, stride, classes, threads, one);
+}
+
+template <typename T>
+void all_rows(const Batch<T>& b, int order, int threads) {
+  by_order(
+      order, b.scores, b.n, b.stride, b.classes, threads, [&](int64_t r, Row<T>& row) { entmax_row<2>(b, r, row); },
+      [&](int64_t r, Row<T>& row) { entmax_row<1>(b, r, row); });
+}
+
+template <typename T>
+void all_levels(T* scores, int64_t n, int64_t stride, int64_t classes, T* top, double* level, int order, int threads) {
+  by_order(
+      order, scores, n, stride, classes, threads, [&](int64_t r, Row<T>& row) { level_row<2>(r, row, top, level); },
+      [&](int64_t r, Row<T>& row) { level_row<1>(r, row, top, level); });
+}
+
+template <typename T>
+void all_sums(T* d, int64_t n, int64_t stride, int64_t classes, const double* level, double* total, double* slope,
+              int order, int threads) {
+  const auto keep = [&](int64_t r, const Sums& f) {
+    total[r] = f.total;
+    slope[r] = f.slope;
+  };
+  by_order(
+      order, d, n, stride, classes, threads,
+      [&](int64_t r, Row<T>& row) { keep(r, sums<2, T>(row.scores, classes, T(0), level[r])); },
+      [&](int64_t r, Row<T>& row) { keep(r, sums<1, T>(row.scores, classes, T(0), level[r])); });
+}
+
 }  // namespace
 
 #define EXPORT(T, SUFFIX)                                                                                              \
   extern "C" void rows_##SUFFIX(T* scores, int64_t n, int64_t stride, int64_t classes, const int64_t* ids,            \
                                 const T* weights, int64_t positives, const T* total, const T* coefficient, T* top,    \
-                                double* value, int64_t* count, const T*, int order, int threads) {                   \
-    const Batch<T> b{scores, n, stride, classes, ids, weights, positives, total, coefficient, top, value, count};     \
-    for_rows(scores, n, stride, classes, threads, [&](int64_t r, Row<T>& row) {                                       \
-      order == 2 ? entmax_row<2>(b, r, row) : entmax_row<1>(b, r, row);                                               \
-    });                                                                                                               \
+                                double* value, int64_t* count, const T*, int order, int threads) {                    \
+    all_rows<T>({scores, n, stride, classes, ids, weights, positives, total, coefficient, top, value, count}, order,  \
+                threads);                                                                                             \
   }                                                                                                                    \
   extern "C" void levels_##SUFFIX(T* scores, int64_t n, int64_t stride, int64_t classes, T* top, double* level,       \
                                   int order, int threads) {                                                           \
-    for_rows(scores, n, stride, classes, threads, [&](int64_t r, Row<T>& row) {                                       \
-      order == 2 ? level_row<2>(r, row, top, level) : level_row<1>(r, row, top, level);                               \
-    });                                                                                                               \
+    all_levels<T>(scores, n, stride, classes, top, level, order, threads);                                            \
   }                                                                                                                    \
   extern "C" void sums_##SUFFIX(T* d, int64_t n, int64_t stride, int64_t classes, const double* level, double* total, \
                                 double* slope, int order, int threads) {                                              \
-    for_rows(d, n, stride, classes, threads, [&](int64_t r, Row<T>& row) {                                            \
-      const Sums f = order == 2 ? sums<2, T>(row.scores, classes, T(0), level[r])                                     \
-                                : sums<1, T>(row.scores, classes, T(0), level[r]);                                    \
-      total[r] = f.total;                                                                                             \
-      slope[r] = f.slope;                                                                                             \
-    });                                                                                                               \
+    all_sums<T>(d, n, stride, classes, level, total, slope, order, threads);                                          \
   }
 
 EXPORT(float, float32)
