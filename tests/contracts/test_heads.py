@@ -130,6 +130,23 @@ def test_an_unknown_keyword_is_refused_as_by_python(member: Member) -> None:
         function(member)(some_queries(5), torch.randn(C, DIM), some_labels(5), *sampler, reductoin="sum")
 
 
+@members(HAS_VECTORS)
+def test_an_argument_that_is_given_twice_is_refused_as_by_python(member: Member) -> None:
+    for setting in member.settings if member.kind != "sampled" else ():
+        with pytest.raises(TypeError, match=f"multiple values for argument '{setting.name}'"):
+            module(member)(DIM, C, setting.default, **{setting.name: setting.default})
+    if member.kind == "sampled":
+        sampler = manymax.samplers.UniformSampler(C)
+        with pytest.raises(TypeError, match="multiple values for argument 'sampler'"):
+            module(member)(DIM, C, sampler, sampler=sampler)
+        with pytest.raises(TypeError, match="multiple values for argument 'num_negatives'"):
+            function(member)(some_queries(5), torch.randn(C, DIM), some_labels(5), sampler, 3, num_negatives=3)
+        with pytest.raises(TypeError, match="missing 1 required positional argument: 'sampler'"):
+            function(member)(some_queries(5), torch.randn(C, DIM), some_labels(5))
+    with pytest.raises(TypeError, match="further positional arguments"):
+        function(member)(some_queries(5), torch.randn(C, DIM), some_labels(5), None, None, None)
+
+
 @members(ALL)
 def test_an_option_is_honoured_or_refused(member: Member) -> None:
     head = module(member)

@@ -25,6 +25,9 @@ from tests.heads.plain import Problem, agree, class_weights, make_problem, make_
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 
 
+SAMPLED = ("SampledSoftmax", "NCE", "BPR", "BCE")
+
+
 def uneven(num_classes: int, ranks: int) -> list[int]:
     """Half of what is left for every rank but the last, which gets the rest."""
     sizes: list[int] = []
@@ -37,12 +40,12 @@ def make_head(name: str, problem: Problem, **options: Any) -> LinearHead:
     """A head on one machine with the class vectors of the problem."""
     dtype, (num_classes, dim) = problem.linear_weight.dtype, problem.linear_weight.shape
     bias = problem.linear_bias is not None
-    if name in ("SampledSoftmax", "NCE"):
+    if name in SAMPLED:
         sampler = options.pop("sampler", {"name": "uniform"})
         counts = 1.0 + torch.arange(num_classes) % 7
         made = SAMPLERS[sampler["name"]].make(num_classes, counts, **sampler.get("options", {}))
         options = {"num_negatives": 7, "sampler": made, "generator": torch.Generator().manual_seed(5), **options}
-    made_by = getattr(manymax, f"Linear{name}Loss")
+    made_by = getattr(manymax.heads, f"Linear{name}Loss")
     if "options" in options:  # what has no effect on a head is refused
         options["options"] = {k: v for k, v in options["options"].items() if k in made_by.honours}
     head = made_by(dim, num_classes, bias=bias, dtype=dtype, **options)

@@ -31,6 +31,8 @@ SAMPLED: list[tuple[str, dict[str, Any]]] = [
     ("SampledSoftmax", {}),
     ("SampledSoftmax", {"correction": "none"}),
     ("NCE", {"learnable": True, "log_z": 0.3}),
+    ("BPR", {}),
+    ("BCE", {}),
 ]
 DEBIASED: list[tuple[str, dict[str, Any]]] = [
     ("SampledSoftmax", {"correction": "partition"}),

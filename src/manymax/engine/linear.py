@@ -1,7 +1,7 @@
 """One call of a head, from its arguments to its loss: what every head shares, on one rank or on many.
 
 A call is read and checked on each rank without any exchange (`read_call`), so that ranks can agree that all is well,
-and then computed with the others (`head_loss`).
+and then computed with the others: by `exact_loss`, by `quadratic_loss`, or by `sampled_loss` in engine/drawn.py.
 """
 
 from __future__ import annotations

@@ -193,8 +193,8 @@ class Member:
     takes: which targets it takes.
     kernel: what its head computes, given its settings as keyword arguments. Of an exact member a
         `manymax.engine.blocks.Kernel`, which turns blocks of scores into losses and gradients; of a quadratic one a
-        function from a call to the losses of its rows; of a sampled one a function from scores and draws to those of
-        the positives; of a tree its losses of node scores.
+        function from a call to the losses of its rows; of a sampled one a `manymax.engine.sample.DrawnKernel`, from
+        scores and draws to the losses of the positives. A tree has none and brings a `head`.
     check: raises where its settings, given as keyword arguments with `num_negatives`, do not go together.
     head, head_function: its head as a module and as a function, where they are not built from its kernel.
     native: whether the native back end has its kernel.

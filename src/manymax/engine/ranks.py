@@ -20,7 +20,7 @@ from torch import Tensor
 
 
 class Ranks:
-    """This process alone: the identity of every exchange. See `manymax.distributed.ProcessRanks` for several."""
+    """This process alone: the identity of every exchange. `manymax.distributed.ProcessRanks` is for several."""
 
     rank: int = 0
     size: int = 1

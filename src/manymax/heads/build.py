@@ -16,7 +16,7 @@ from torch import Tensor
 
 from manymax.engine.drawn import Draws, check_sampler, sampled_loss
 from manymax.engine.head import LinearHead
-from manymax.engine.linear import exact_loss, quadratic_loss, read_call
+from manymax.engine.linear import check_linear, exact_loss, quadratic_loss, read_call
 from manymax.engine.member import Member, Setting
 from manymax.engine.options import Keywords, read_keywords
 from manymax.errors import ManymaxError
@@ -60,30 +60,29 @@ def head_function(member: Member) -> Callable[..., Tensor]:
         return member.head_function
     base = _base(member)
     drawing = issubclass(base, SampledHead)
-    known = {parameter.name for parameter in _function_parameters(member, base)}
+    parameters = _function_parameters(member, base)
+    known = {parameter.name for parameter in parameters}
+    places = [parameter.name for parameter in parameters if parameter.kind is POSITIONAL][3:]
     loss, name = LOSSES[member.kind], function_name(member)
 
     def function(input: Tensor, linear_weight: Tensor, target: Any, *drawn: Any, **given: Any) -> Tensor:
-        given = _in_today_s_words(name, given, known)
-        draws: tuple[Any, ...] = ()
-        if drawing:
-            sampler, num_negatives = _drawn_arguments(name, drawn, given)
-            check_sampler(sampler, linear_weight.shape[0] if isinstance(linear_weight, Tensor) else -1)
-            draws = (Draws(sampler, num_negatives),)
-        elif drawn:
-            raise TypeError(f"{name}() takes 3 positional arguments but {3 + len(drawn)} were given")
+        given = _in_order(name, drawn, places, _renamed(name, given, known))
         bias = given.pop("linear_bias", None)
-        classes = linear_weight.shape[0] if isinstance(linear_weight, Tensor) and linear_weight.ndim else 0
+        check_linear(input, linear_weight, bias)
+        classes = linear_weight.shape[0]
+        draws = (_draws(name, given),) if drawing else ()
         settings = {setting.name: _value(setting, given, classes) for setting in member.settings}
         keywords = read_keywords(given, classes, base.honours, base.honours_why)
         call = read_call(member, input, linear_weight, bias, target, keywords)
+        for draw in draws:
+            check_sampler(draw.sampler, classes)
         with full_precision(input):
             return loss(member, call, settings, *draws)
 
     function.__name__ = function.__qualname__ = name
     function.__module__ = "manymax.heads"
     function.__doc__ = _function_doc(member, base)
-    function.__signature__ = inspect.Signature(_function_parameters(member, base), return_annotation="Tensor")  # type: ignore[attr-defined]
+    function.__signature__ = inspect.Signature(parameters, return_annotation="Tensor")  # type: ignore[attr-defined]
     return function
 
 
@@ -104,29 +103,33 @@ def _value(setting: Setting, given: dict[str, Any], num_classes: int) -> Any:
     return value
 
 
-def _drawn_arguments(name: str, drawn: tuple[Any, ...], given: dict[str, Any]) -> tuple[Any, Any]:
-    """Sampler and number of negatives, by position or by name."""
-    if len(drawn) > 2:
-        raise TypeError(f"{name}() takes from 4 to 5 positional arguments but {3 + len(drawn)} were given")
-    if drawn:
-        sampler = drawn[0]
-    elif "sampler" in given:
-        sampler = given.pop("sampler")
-    else:
+def _draws(name: str, given: dict[str, Any]) -> Draws:
+    """Sampler and number of negatives, taken from the arguments."""
+    if "sampler" not in given:
         raise TypeError(f"{name}() missing 1 required positional argument: 'sampler'")
-    return sampler, drawn[1] if len(drawn) == 2 else given.pop("num_negatives", 100)
+    return Draws(given.pop("sampler"), given.pop("num_negatives", 100))
 
 
-def _in_today_s_words(name: str, given: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
+def _in_order(name: str, more: tuple[Any, ...], places: list[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Further positional arguments under their names, with the others; refused as Python does where they are too many."""
+    if len(more) > len(places):
+        raise TypeError(f"{name}() takes {len(places)} further positional arguments; got {len(more)}")
+    placed = dict(zip(places, more, strict=False))
+    for key in placed.keys() & given.keys():
+        raise TypeError(f"{name}() got multiple values for argument {key!r}")
+    return {**placed, **given}
+
+
+def _renamed(name: str, given: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
     """Keyword arguments under their names of today; unknown ones are refused as Python does."""
     read = {}
     for key, value in given.items():
-        if key in DEPRECATED and DEPRECATED[key] in known:
-            warnings.warn(f"`{key}` is called `{DEPRECATED[key]}` now.", DeprecationWarning, stacklevel=3)
-            key = DEPRECATED[key]
-        if key not in known:
+        today = DEPRECATED[key] if DEPRECATED.get(key) in known else key
+        if today != key:
+            warnings.warn(f"`{key}` is called `{today}` now.", DeprecationWarning, stacklevel=3)
+        if today not in known:
             raise TypeError(f"{name}() got an unexpected keyword argument {key!r}")
-        read[key] = value
+        read[today] = value
     return read
 
 
@@ -137,10 +140,7 @@ def _make_class(member: Member) -> type[LinearHead]:
     places = [parameter.name for parameter in parameters if parameter.kind is POSITIONAL][2:]
 
     def __init__(self: Any, in_features: int | None, num_classes: int, *more: Any, **given: Any) -> None:
-        if len(more) > len(places):
-            raise TypeError(f"{name}() takes at most {2 + len(places)} positional arguments; got {2 + len(more)}")
-        given = {**dict(zip(places, more, strict=False)), **_in_today_s_words(name, given, known)}
-        base.__init__(self, in_features, num_classes, **given)
+        base.__init__(self, in_features, num_classes, **_in_order(name, more, places, _renamed(name, given, known)))
 
     own = inspect.Parameter("self", POSITIONAL)
     __init__.__signature__ = inspect.Signature([own, *parameters], return_annotation="None")  # type: ignore[attr-defined]
