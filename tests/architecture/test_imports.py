@@ -58,7 +58,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "study.report": {"members", *(f"study.{n}" for n in ("backbones", "files", "metrics", "options", "records"))},
     "study": {*LIBRARY, "study"},
     "paper": {*LIBRARY, "study"},
-    "cli": {"members", "engine", "samplers", "distributed", "theory", "advisor", "study", "paper", ""},
+    "cli": {"members", "engine", "heads", "samplers", "distributed", "theory", "advisor", "study", "paper", ""},
     "": LIBRARY,  # manymax/__init__.py: the public names
     "__main__": {"cli"},
 }

@@ -12,6 +12,7 @@ import typer
 from manymax.cli.record import calls, cell, columns, heading, settings_text, word
 from manymax.engine.member import Fact, Facts, Member
 from manymax.errors import ArgumentError
+from manymax.heads.stub import stub
 from manymax.members import FAMILY, REFERENCES
 from manymax.study.backbones import BACKBONES
 from manymax.study.groups import GRADIENT
@@ -20,17 +21,19 @@ from manymax.study.records import RECORD, Record, read_record
 
 BEGIN, END = "<!-- family: begin, written by `make docs` -->", "<!-- family: end -->"
 PAGE = Path("docs/family.md")
+STUB = Path("src/manymax/heads/__init__.pyi")
 PLANTED, PLANTED_RUNS = Path("docs/planted.md"), Path("results/planted")
 
 
 def docs(root: Annotated[Path, typer.Option(help="The top folder of a checkout.")] = Path()) -> None:
-    """Write the family table of README.md, docs/family.md and docs/planted.md."""
+    """Write the family table of README.md, docs/family.md, docs/planted.md, and the types of the heads."""
     readme = root / "README.md"
     if not readme.is_file():
         raise ArgumentError(f"`--root` must be the top folder of a checkout, with a README.md; got {str(root)!r}.")
     readme.write_text(with_table(readme.read_text(encoding="utf-8")), encoding="utf-8")
     (root / PAGE).write_text(family_page(), encoding="utf-8")
-    written = ["README.md", str(PAGE)]
+    (root / STUB).write_text(head_types(), encoding="utf-8")
+    written = ["README.md", str(PAGE), str(STUB)]
     if runs := planted_runs(root):
         (root / PLANTED).write_text(planted_page(runs), encoding="utf-8")
         written.append(str(PLANTED))
@@ -44,6 +47,11 @@ def with_table(readme: str) -> str:
     if not begin or not end:
         raise ArgumentError(f"README.md must hold the markers {BEGIN} and {END}, one after the other.")
     return f"{before}{begin}\n{family_table()}\n{end}{after}"
+
+
+def head_types() -> str:
+    """The types of the heads of all members and references."""
+    return stub([*FAMILY.values(), *REFERENCES.values()])
 
 
 def family_table() -> str:
