@@ -111,7 +111,7 @@ def _draws(name: str, given: dict[str, Any]) -> Draws:
 
 
 def _in_order(name: str, more: tuple[Any, ...], places: list[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Further positional arguments under their names, with the others; refused as Python does where they are too many."""
+    """Further positional arguments under their names, with the others; too many are refused as Python does."""
     if len(more) > len(places):
         raise TypeError(f"{name}() takes {len(places)} further positional arguments; got {len(more)}")
     placed = dict(zip(places, more, strict=False))

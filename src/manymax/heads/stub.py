@@ -12,7 +12,7 @@ from typing import Any
 from manymax.engine.member import Member
 from manymax.heads.build import class_name, function_name, head_class, head_function
 
-OPENING = '''# Written by `make docs` from the records of the members.
+OPENING = """# Written by `make docs` from the records of the members.
 from collections.abc import Callable
 
 import torch
@@ -32,7 +32,7 @@ from manymax.samplers.base import Sampler
 
 def head_class(member: Member) -> type[LinearHead]: ...
 def head_function(member: Member) -> Callable[..., Tensor]: ...
-'''
+"""
 
 
 def stub(members: Iterable[Member]) -> str:
