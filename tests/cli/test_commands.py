@@ -161,7 +161,8 @@ class TestShow:
 
 class TestDocs:
     def test_writes_table_and_page(self, tmp_path: Path) -> None:
-        (tmp_path / "docs").mkdir()
+        for page in (docs_command.PAGE, docs_command.STUB):
+            (tmp_path / page).parent.mkdir(parents=True)
         (tmp_path / "README.md").write_text(f"before\n{docs_command.BEGIN}\nold\n{docs_command.END}\nafter\n")
         output("docs", "--root", str(tmp_path))
         text = (tmp_path / "README.md").read_text()
@@ -169,6 +170,7 @@ class TestDocs:
         assert text.endswith(f"|\n{docs_command.END}\nafter\n")
         assert "old" not in text
         assert (tmp_path / docs_command.PAGE).read_text().count("\n## ") == len(FAMILY) + 1
+        assert "class LinearSoftmaxLoss(ExactHead):" in (tmp_path / docs_command.STUB).read_text()
 
     def test_a_bar_does_not_break_a_row(self, odd_one: Member) -> None:
         page = docs_command.family_page()

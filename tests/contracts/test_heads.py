@@ -152,7 +152,13 @@ def test_an_option_is_honoured_or_refused(member: Member) -> None:
     head = module(member)
     for name, value in {"block_rows": 3, "matmul": "bf16", "sparse_grad": True, "retain_graph": True}.items():
         if name in head.honours:
-            make_head(member, options={name: value})
+            changed = make_head(member, options={name: value})
+            loss, usual = (each(some_queries(5), some_labels(5)) for each in (changed, make_head(member)))
+            loss.backward()
+            if name == "matmul":  # rounded products are seen in the loss
+                assert loss != usual
+            if name == "sparse_grad":
+                assert any(parameter.grad.is_sparse for parameter in changed.parameters())
         else:
             with pytest.raises(ArgumentError, match=rf"`options.{name}` has no effect on this head: it"):
                 make_head(member, options={name: value})
