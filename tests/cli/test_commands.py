@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 from dataclasses import replace
@@ -129,9 +130,10 @@ class TestShow:
     @pytest.mark.parametrize("name", FAMILY)
     def test_the_calls_it_shows_exist(self, name: str) -> None:
         calls = json.loads(output("show", name, "--json"))["calls"]
-        assert calls["loss"].startswith("manymax.")
+        assert "loss" in calls
         for call in calls.values():
-            assert hasattr(manymax, call.removeprefix("manymax.").partition("(")[0])
+            module, _, function = call.partition("(")[0].rpartition(".")
+            assert hasattr(importlib.import_module(module), function)
 
     def test_json_is_the_record(self) -> None:
         assert json.loads(output("show", "softmax", "--json")) == record(FAMILY["softmax"])

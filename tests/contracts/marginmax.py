@@ -11,6 +11,8 @@ it into the table before any test is collected.
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -124,6 +126,18 @@ def marginmax_kernel(margin: float = 0.5) -> Kernel:
     return Kernel(run)
 
 
+# Those of rankmax, whose scores are divided by a number.
+FACTS = replace(
+    FAMILY["rankmax"].facts,
+    smoothness=replace(FAMILY["rankmax"].facts.smoothness, fn=lambda num_classes, margin=0.5: _steepest(num_classes)),
+    cost=replace(FAMILY["rankmax"].facts.cost, fn=lambda batch, num_classes, margin=0.5: float(batch * num_classes)),
+)
+
+
+def _steepest(num_classes: int) -> float:
+    return math.inf if num_classes > 1 else 0.0
+
+
 MEMBER = Member(
     name=NAME,
     title="Rankmax with a margin",
@@ -134,7 +148,7 @@ MEMBER = Member(
     formulas=Formulas(
         map="p_i = max(0, s_i - s_y + m) / S", loss="log(S / m)", gradient="(1_P - |P| e_y) / S, P = {j: s_j > s_y - m}"
     ),
-    facts=FAMILY["rankmax"].facts,
+    facts=FACTS,
     settings=(Setting("margin", float, 0.5, "How far the label must lead.", above=0, most=10),),
     examples=({"margin": 0.5}, {"margin": 2.0}),
     needs_label=True,

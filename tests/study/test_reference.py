@@ -34,7 +34,8 @@ def test_every_cell_of_the_seven_tables_is_there() -> None:
     }
     assert Counter(n.table for n in NUMBERS) == expected
     assert {t.name for t in TABLES} == set(expected)
-    assert {n.loss for n in NUMBERS} == set(FAMILY) - {"taylor_softmax"}
+    assert len({n.loss for n in NUMBERS}) == 8
+    assert {n.loss for n in NUMBERS} <= set(FAMILY)
     keys = [(n.table, n.data, n.loss, n.metric, *n.setting.items()) for n in NUMBERS]
     assert len(set(keys)) == len(keys)
 

@@ -79,8 +79,8 @@ def test_a_map_with_a_foreign_omega_is_found_out() -> None:
     assert gradient_residual(mixed, normal(10, 4)).max() > 0.05
 
 
-def test_only_rankmax_has_no_potential() -> None:
-    scores = torch.tensor([0.0, 0.5, -0.5, -3.0], dtype=torch.float64)
+def test_a_map_has_a_potential_exactly_if_its_loss_is_fenchel_young() -> None:
+    scores = torch.tensor([0.0, 0.4, -0.4, -3.0], dtype=torch.float64)
     for member in FAMILY.values():
         if member.map is None:
             continue

@@ -49,7 +49,14 @@ def _plain(value: Any) -> Any:
 def calls(member: Member) -> dict[str, str]:
     """How the member's map, loss and module are called, by role."""
     roles = {"map": member.map, "loss": member.loss, "module": member.module}
-    return {role: f"manymax.{call.__name__}{_signature(call)}" for role, call in roles.items() if call is not None}
+    return {
+        role: f"{_home(call)}.{call.__name__}{_signature(call)}" for role, call in roles.items() if call is not None
+    }
+
+
+def _home(call: Callable[..., Any]) -> str:
+    """Where a function is imported from: the package, for what ships with it."""
+    return "manymax" if call.__module__.startswith("manymax.") else call.__module__
 
 
 def _signature(call: Callable[..., Any]) -> str:
