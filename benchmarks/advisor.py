@@ -22,7 +22,7 @@ from measure import environment, interleave, median, parser, peak_mb, scores_lik
 from torch import Tensor
 
 import manymax
-from manymax.theory.cost import Machine, Shape, cost, is_sparse, measure_machine, predict_seconds
+from manymax.theory.cost import Machine, Shape, cost, measure_machine, predict_seconds
 
 DIM = 64
 BAR, FACTOR = 0.9, 2.0
@@ -73,7 +73,7 @@ def exact_cases(problem: Problem) -> Iterator[Case]:
     """The exact members and RG."""
     for name, member in manymax.FAMILY.items():
         if member.kind in ("exact", "quadratic"):
-            sizes = {"support": problem.support(name)} if is_sparse(member) else {}
+            sizes = {"support": problem.support(name)} if member.sparse else {}
             yield problem.case(name, getattr(manymax, f"linear_{name}_loss"), **sizes)
 
 

@@ -27,7 +27,7 @@ from measure import environment, interleave, median, parser, peak_mb, scores_lik
 import manymax
 from manymax.distributed import ShardedHead, measure_network, plan
 from manymax.distributed.collectives import ProcessRanks
-from manymax.theory.cost import Shape, is_sparse, measure_machine
+from manymax.theory.cost import Shape, measure_machine
 
 DIM, FACTOR = 64, 2.0
 LEAST_MB = 16  # a smaller peak is mostly pages of the allocator
@@ -64,7 +64,7 @@ def counted(run: Callable[[], object]) -> float:
 def support_of(member: str, queries: torch.Tensor, vectors: torch.Tensor, target: torch.Tensor) -> float | None:
     """Classes that a sparse map keeps, on average over some rows."""
     row = manymax.FAMILY[member]
-    if not is_sparse(row):
+    if not row.sparse:
         return None
     scores = queries[:32] @ vectors.T
     if member == "rankmax":
@@ -104,7 +104,7 @@ def rank_main(rank: int, rendezvous: str, arguments: argparse.Namespace, answers
     found = []
     for classes in (10_000, 100_000) if arguments.quick else (10_000, 100_000, 1_000_000):
         for member in HEADS:
-            for regime in ("trained", "fresh") if is_sparse(manymax.FAMILY[member]) else ("trained",):
+            for regime in ("trained", "fresh") if manymax.FAMILY[member].sparse else ("trained",):
                 run, forget, support = step(member, regime, rows, classes)
                 times = interleave({"": run}, arguments.rounds)[""]
                 held = counted(run)
