@@ -81,7 +81,6 @@ def test_a_state_dict_brings_its_tree_along() -> None:
     check(manymax.HierarchicalSoftmaxLoss(dim, other, bias=True, dtype=torch.float64), name)
 
 
-@pytest.mark.skipif(not hasattr(manymax, "LinearHierarchicalSoftmaxLoss"), reason="this version has no such head")
 @pytest.mark.parametrize("name", TREES)
 def test_the_linear_head_of_a_tree_loads_the_same_state(name: str) -> None:
     how = HEADS[name]["head"]
