@@ -97,6 +97,13 @@ class Setting:
         self.check(found)
         return float(found) if self.kind is float and isinstance(found, int) else found
 
+    def value(self, given: Any, num_classes: int) -> Any:
+        """What a head is set to: the given value, checked, or where it is left out (None) the default for C classes."""
+        if given is None:
+            given = self.default if self.start is None else self.start(num_classes)
+        self.check(given)
+        return given
+
     def check(self, value: Any) -> None:
         """Raise unless `value` is one that the setting can have; tensors are the member's own business."""
         if isinstance(value, Tensor) or (value is None and self.default is None):

@@ -100,3 +100,24 @@ def test_a_reference_is_a_head_like_the_others(row: Member, seed: int) -> None:
 def test_references_are_no_members() -> None:
     assert list(REFERENCES) == ["bpr", "bce"]
     assert not set(REFERENCES) & set(FAMILY)
+
+
+@each
+def test_what_a_reference_states_about_itself(row: Member, seed: int) -> None:
+    """For labels from p and single negatives from q: the minimiser, convexity, smoothness and shifts."""
+    p, q = torch.distributions.Dirichlet(torch.ones(2, 5, dtype=torch.float64)).sample()
+
+    def risk(scores: torch.Tensor) -> torch.Tensor:
+        losses = torch.stack([row.loss(s.expand(5), scores.unsqueeze(1)) for s in scores])  # (label, negative)
+        return (p.unsqueeze(1) * q * losses).sum()
+
+    best = (p / q).log()
+    assert torch.func.grad(risk)(best).abs().max() < 1e-12
+    for scores in (best, torch.zeros(5, dtype=torch.float64), 3 * torch.randn(5, dtype=torch.float64)):
+        curvature = torch.linalg.eigvalsh(torch.autograd.functional.hessian(risk, scores))
+        assert curvature.min() > -1e-12
+        assert curvature.max() <= row.facts.smoothness.value + 1e-12
+    same = torch.isclose(risk(best), risk(best + 1))
+    assert bool(same) == row.facts.shift_invariant.value
+    assert row.facts.convex.value
+    assert row.facts.calibrated.value

@@ -18,7 +18,7 @@ void entries(const T* scores, int64_t n, int64_t stride, const int64_t* count, i
   }
 }
 
-// How many scores of each row are above reference + cut; 0 for a row that is not wanted.
+// How many scores of each row are above reference + cut.
 template <typename T>
 void count_above(T* scores, int64_t n, int64_t stride, int64_t classes, const T* reference, const T* cut,
                  int64_t* count, int threads) {
@@ -26,7 +26,8 @@ void count_above(T* scores, int64_t n, int64_t stride, int64_t classes, const T*
            [&](int64_t r, Row<T>& row) { count[r] = row.above(reference[r], cut[r]); });
 }
 
-// Those scores and their classes, padded to `width` in each row that has at most so many; width 0 marks none.
+// Those scores and their classes, for the rows r with a place[r] of at least 0 among the rows of `found` and `ids`, which
+// are `width` long.
 template <typename T>
 void gather_above(T* scores, int64_t n, int64_t stride, int64_t classes, const T* reference, const T* cut,
                   int64_t width, const int64_t* place, T* found, int64_t* ids, int threads) {

@@ -20,10 +20,6 @@ for _member in (*FAMILY.values(), *REFERENCES.values()):
 globals().update(_built)
 
 
-def __getattr__(name: str) -> Any:  # tells type checkers that there are more names than are written here
-    raise AttributeError(f"module 'manymax.heads' has no attribute {name!r}")
-
-
 __all__ = [
     "HeadOptions",
     "LinearHead",

@@ -71,7 +71,7 @@ def head_function(member: Member) -> Callable[..., Tensor]:
         check_linear(input, linear_weight, bias)
         classes = linear_weight.shape[0]
         draws = (_draws(name, given),) if drawing else ()
-        settings = {setting.name: _value(setting, given, classes) for setting in member.settings}
+        settings = {each.name: each.value(given.pop(each.name, None), classes) for each in member.settings}
         keywords = read_keywords(given, classes, base.honours, base.honours_why)
         call = read_call(member, input, linear_weight, bias, target, keywords)
         for draw in draws:
@@ -93,14 +93,6 @@ def _base(member: Member) -> type[KernelHead]:
         )
     member.needed("kernel")
     return MODULES[member.kind]
-
-
-def _value(setting: Setting, given: dict[str, Any], num_classes: int) -> Any:
-    value = given.pop(setting.name, None)
-    if value is None:
-        value = setting.default if setting.start is None else setting.start(max(1, num_classes))
-    setting.check(value)
-    return value
 
 
 def _draws(name: str, given: dict[str, Any]) -> Draws:

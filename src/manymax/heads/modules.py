@@ -55,9 +55,7 @@ class KernelHead(LinearHead):
 
     def _keep(self, setting: Setting, value: Any, learnable: bool) -> None:
         """A setting as an attribute, or as a parameter if it is to be learned."""
-        if value is None:
-            value = setting.default if setting.start is None else setting.start(self.num_classes)
-        setting.check(value)
+        value = setting.value(value, self.num_classes)
         if setting.learned is None or not learnable:
             setattr(self, _fixed(setting), value)
             return
