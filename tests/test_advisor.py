@@ -189,7 +189,7 @@ def test_a_thin_support_is_seen_in_the_scores() -> None:
 
 def test_the_metric_decides_what_counts() -> None:
     assert not any("multilabel" in c.settings for c in small().ranked)
-    forms = {m: small(metric=m, positives=3.0).ranked[0].settings["multilabel"] for m in advisor.METRICS}
+    forms = {m: small(metric=m, positives=3.0).ranked[0].settings["multilabel"] for m in advisor.MULTILABEL_BY_METRIC}
     assert forms == {
         "precision": "sum",
         "dcg": "sum",

@@ -20,7 +20,7 @@ from manymax.errors import ManymaxError
 from manymax.members.rg import interactions as sparse
 from manymax.members.rg import systems
 from manymax.members.rg.als import RGFactorization
-from manymax.members.rg.interactions import Pairs, Rows
+from manymax.members.rg.interactions import InteractionPairs, Rows
 
 NUM_USERS, NUM_ITEMS, DIM = 9, 7, 4
 PRIOR = torch.tensor([5.0, 1.0, 0.5, 8.0, 2.0, 1.0, 0.1])
@@ -515,7 +515,7 @@ def test_generator_decides_the_start() -> None:
 
 
 def test_blocks_of_more_work_than_int32_counts() -> None:
-    pairs = Pairs(*[torch.tensor([0, 1, 2])] * 2, None)
+    pairs = InteractionPairs(*[torch.tensor([0, 1, 2])] * 2, None)
     rows = Rows(pairs, 3, torch.float32)
     rows.offsets = torch.tensor([0, 8_000_000, 16_000_000, 24_000_000], dtype=torch.int32)
     assert [(b.start, b.stop) for b in rows.blocks(1 << 31, per_entry=192, per_row=1)] == [(0, 2), (2, 3)]

@@ -29,10 +29,10 @@ from manymax.errors import ArgumentError, ArgumentTypeError, check_choice
 from manymax.members import BASELINE, FAMILY
 from manymax.theory.bias_variance import deviation, negatives_needed
 from manymax.theory.cost import cost, measure_machine
-from manymax.theory.order import member_map
+from manymax.theory.order_preservation import member_map
 
 # What a metric asks for: the multi-label form whose minimiser ranks by what the metric rewards.
-METRICS = {
+MULTILABEL_BY_METRIC = {
     "precision": "sum",
     "dcg": "sum",
     "recall": "normalized",
@@ -67,7 +67,7 @@ class Situation:
     target: float
 
     def __post_init__(self) -> None:
-        check_choice("metric", self.metric, METRICS)
+        check_choice("metric", self.metric, MULTILABEL_BY_METRIC)
         for name in ("max_memory", "max_step_seconds", "max_epoch_seconds", "target"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not 0 < value < math.inf):
@@ -150,7 +150,7 @@ class Advice:
 
 
 @dataclass(frozen=True)
-class _Sample:
+class _ScoreSample:
     """Scores (R, C) to predict deviations from, a label y ~ P for each row, and the proposals' log q by name."""
 
     scores: Tensor
@@ -224,7 +224,7 @@ def advise(
     )
     sample, assumed = _sample(situation, scores, spread, log_q)
     speed = measure_machine(dim=dim) if machine is None else machine
-    case = _Case(situation, speed, sample)
+    case = _Ranking(situation, speed, sample)
     choices = sorted((choice for member in FAMILY.values() for choice in case.choices(member)), key=case.key)
     return Advice(
         situation,
@@ -237,7 +237,7 @@ def advise(
 
 def _sample(
     situation: Situation, scores: Tensor | None, spread: float, log_q: Tensor | None
-) -> tuple[_Sample, list[str]]:
+) -> tuple[_ScoreSample, list[str]]:
     """The sample, and what had to be assumed for it."""
     generator = torch.Generator().manual_seed(0)
     if log_q is not None:
@@ -256,7 +256,7 @@ def _sample(
     if log_q is not None:
         proposals["given"] = log_q
     labels = (scores - torch.empty_like(scores).exponential_(generator=generator).log()).argmax(1)  # y ~ P
-    return _Sample(scores, labels, proposals), assumed
+    return _ScoreSample(scores, labels, proposals), assumed
 
 
 def assumed_scores(num_classes: int, spread: float, generator: torch.Generator | None = None) -> Tensor:
@@ -296,12 +296,12 @@ def _notes(situation: Situation) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Case:
+class _Ranking:
     """A situation on a machine, with a sample of scores."""
 
     situation: Situation
     machine: Machine
-    sample: _Sample
+    sample: _ScoreSample
 
     def choices(self, member: Member) -> Iterator[Choice]:
         """The ways to train with a member: one, or one for each proposal."""
@@ -363,7 +363,9 @@ class _Case:
         self, member: Member, shape: Shape, off: float | None, proposal: str | None = None, needed: int | None = None
     ) -> Choice:
         seconds, steps = self._seconds(member, shape), self.situation.steps
-        settings: dict[str, Any] = {"multilabel": METRICS[self.situation.metric]} if shape.positives != 1 else {}
+        settings: dict[str, Any] = (
+            {"multilabel": MULTILABEL_BY_METRIC[self.situation.metric]} if shape.positives != 1 else {}
+        )
         if member.kind == "sampled":
             settings |= {"num_negatives": shape.num_negatives, "shared": shape.shared}
         return Choice(
@@ -418,8 +420,12 @@ class _Case:
             yield f"convexity: {facts.convex.text}"
         if not self._distribution(member):
             yield "calibrated probabilities: those of its map need the label, or can be negative"
-        if facts.order is not None and whole.order is not None and facts.order.value != whole.order.value:
-            yield f"order: {facts.order.text}"
+        if (
+            facts.order_preservation is not None
+            and whole.order_preservation is not None
+            and facts.order_preservation.value != whole.order_preservation.value
+        ):
+            yield f"order: {facts.order_preservation.text}"
         if _smoothness(member, shape) > _smoothness(BASELINE, shape):
             yield f"conditioning: {facts.smoothness.text}"
         if member.kind == "sampled" and shape.shared:

@@ -52,10 +52,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "study.backbones": {"study.data", "ops"},
     "study.parallel": {"distributed", "engine", "samplers", "study.data"},
     "study.train": {"engine", "heads", "samplers"}
-    | {f"study.{n}" for n in ("backbones", "config", "course", "data", "parallel", "seeds")},
-    "study.train_als": {f"study.{n}" for n in ("course", "data", "heads", "train")},
+    | {f"study.{n}" for n in ("backbones", "config", "supervisor", "data", "parallel", "seeds")},
+    "study.train_als": {f"study.{n}" for n in ("supervisor", "data", "run_head", "train")},
     "study.evaluate": {"engine", "heads", "study.backbones", "study.data", "study.metrics"},
-    "study.report": {"members", *(f"study.{n}" for n in ("backbones", "files", "metrics", "options", "records"))},
+    "study.report": {"members", *(f"study.{n}" for n in ("backbones", "files", "metrics", "run_options", "records"))},
     "study": {*LIBRARY, "study"},
     "paper": {*LIBRARY, "study"},
     "cli": {"members", "engine", "heads", "samplers", "distributed", "theory", "advisor", "study", "paper", ""},

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from manymax.members import FAMILY, REFERENCES
+from manymax.members import FAMILY, REFERENCE_LOSSES
 
 PACKAGE = Path(__file__).parents[2] / "src" / "manymax"
 
@@ -49,7 +49,7 @@ def words(text: str) -> list[str]:
 
 def names_of_members() -> dict[Name, str]:
     """{words of a name or an alias: the member's folder}, the longer names first."""
-    rows = [*FAMILY.values(), *REFERENCES.values()]
+    rows = [*FAMILY.values(), *REFERENCE_LOSSES.values()]
     found = {tuple(words(name)): row.name for row in rows for name in (row.name, row.class_name, *row.aliases)}
     return dict(sorted(found.items(), key=lambda pair: -len(pair[0])))
 

@@ -19,7 +19,7 @@ from manymax.cli import docs as docs_command
 from manymax.cli import losses as losses_command
 from manymax.cli import show as show_command
 from manymax.cli.app import app
-from manymax.cli.record import cell, columns, record, word
+from manymax.cli.member_text import cell, columns, member_json, word
 from manymax.engine.member import Fact, Member
 from manymax.errors import ManymaxError
 from manymax.members import FAMILY
@@ -44,7 +44,7 @@ def odd_one(monkeypatch: pytest.MonkeyPatch) -> Member:
     first = next(iter(FAMILY.values()))
     facts = replace(
         first.facts,
-        order=None,
+        order_preservation=None,
         smoothness=Fact(math.inf, "no | bound", "derived", "contradicted", printed="[bold]m/S[/bold]"),
         bias=Fact(None, "computed", "section 3", "derived", fn=lambda num_classes: 0.0),
         variance=Fact(None, "not known", "section 3", "derived"),
@@ -98,7 +98,7 @@ class TestLosses:
     def test_json_has_everything(self) -> None:
         family = json.loads(output("losses", "--json"))
         assert [member["name"] for member in family] == list(FAMILY)
-        assert family == [record(member) for member in FAMILY.values()]
+        assert family == [member_json(member) for member in FAMILY.values()]
         for entry, member in zip(family, FAMILY.values(), strict=True):
             assert entry["formulas"]["loss"] == member.formulas.loss
             assert entry["kind"] == member.kind
@@ -110,7 +110,7 @@ class TestLosses:
         (entry,) = json.loads(output("losses", "--json"), parse_constant=pytest.fail)
         assert entry["facts"]["smoothness"]["value"] == "inf"
         assert entry["settings"] == [{"a": "nan"}]
-        assert "order" not in entry["facts"]
+        assert "order_preservation" not in entry["facts"]
         assert entry["facts"]["bias"]["computable"]
         assert not entry["facts"]["variance"]["computable"]
 
@@ -120,7 +120,7 @@ class TestShow:
     def test_says_all(self, name: str) -> None:
         member, text = FAMILY[name], output("show", name)
         formulas = [member.formulas.map, member.formulas.loss, member.formulas.gradient, member.formulas.omega]
-        for part in [*formulas, member.title, member.reference, *member.aliases]:
+        for part in [*formulas, member.title, member.citation, *member.aliases]:
             assert part is None or part in text
         for _, fact in member.facts.items():
             assert fact.text in text
@@ -136,7 +136,7 @@ class TestShow:
             assert hasattr(importlib.import_module(module), function)
 
     def test_json_is_the_record(self) -> None:
-        assert json.loads(output("show", "softmax", "--json")) == record(FAMILY["softmax"])
+        assert json.loads(output("show", "softmax", "--json")) == member_json(FAMILY["softmax"])
 
     def test_other_names_work(self, odd_one: Member) -> None:
         assert output("show", "strange") == output("show", "odd")

@@ -8,7 +8,7 @@ from io import StringIO
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner, Result
+from typer.testing import ClaimResult, CliRunner
 
 from manymax.cli import console as look
 from manymax.cli import theory as theory_command
@@ -20,7 +20,7 @@ from manymax.paper.evidence import Finding
 KEYS = {"table", "member", "property", "printed", "value", "source", "status", "holds", "measured"}
 
 
-def run(*arguments: str) -> Result:
+def run(*arguments: str) -> ClaimResult:
     return CliRunner().invoke(app, ["theory", *arguments])
 
 

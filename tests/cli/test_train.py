@@ -17,10 +17,10 @@ from typer.testing import CliRunner, Result
 from manymax.cli.app import app
 from manymax.cli.train import Screen
 from manymax.errors import ManymaxError
-from manymax.study.checkpoint import Standing
+from manymax.study.checkpoint import TrainingState
 from manymax.study.config import RunConfig
-from manymax.study.options import flat, options
 from manymax.study.records import read_record
+from manymax.study.run_options import flat, options
 
 SOURCE = Path(__file__).parents[2] / "src"
 TINY = ["--data", "planted-tiny", "--dim", "8", "--batch-size", "500", "--lr", "0.01"]
@@ -158,11 +158,11 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
 def test_a_terminal_sees_a_moving_line() -> None:
     out = io.StringIO()
     screen = Screen(Console(file=out, force_terminal=True, width=100, highlight=False))
-    config, standing = RunConfig(epochs=4), Standing(epoch=1, batch=3, step=10, best_epoch=1, best_value=0.25)
-    screen.begin(config, Path("runs") / "a", standing)
-    screen.step(standing, 2.5, 7)
-    standing.epoch = 2
-    screen.epoch(standing, {"epoch": 2, "loss": 2.25, "ndcg@20": 0.5})
+    config, state = RunConfig(epochs=4), TrainingState(epoch=1, batch=3, step=10, best_epoch=1, best_value=0.25)
+    screen.begin(config, Path("runs") / "a", state)
+    screen.step(state, 2.5, 7)
+    state.epoch = 2
+    screen.epoch(state, {"epoch": 2, "loss": 2.25, "ndcg@20": 0.5})
     screen.end()
     text = out.getvalue()
     assert "from epoch 2, step 11: runs/a" in text

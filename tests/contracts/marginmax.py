@@ -22,7 +22,7 @@ from torch import Tensor
 import manymax
 from manymax import FAMILY, ArgumentError
 from manymax.distributed import ShardedHead
-from manymax.engine.blocks import Block, Kernel, Result, Sparse
+from manymax.engine.blocks import Block, BlockResult, Kernel, Sparse
 from manymax.engine.cost import DOUBLE, MARKED, EntryCost, Work, exact_cost, exact_traffic
 from manymax.engine.member import Formulas, Member, Setting, Takes
 from manymax.engine.module import ExactLoss
@@ -100,7 +100,7 @@ class MarginmaxLoss(ExactLoss):
 def marginmax_kernel(margin: float = 0.5) -> Kernel:
     """Sums over the classes above s_y - m, one for each positive, completed over the ranks."""
 
-    def run(block: Block) -> Result:
+    def run(block: Block) -> BlockResult:
         target, scores, ranks = block.target, block.scores, block.ranks
         check_finite(ranks.maximum(scores.amax(1)))
         picked = torch.where(target.weights != 0, target.pick(scores), 0)
@@ -110,7 +110,7 @@ def marginmax_kernel(margin: float = 0.5) -> Kernel:
         above = (scores.double().unsqueeze(1) - labels.unsqueeze(2) + margin).clamp(min=0)  # (n, P, C)
         sums, sizes = ranks.sum(torch.stack([above.sum(2), above.sign().sum(2)]))
         sums = torch.where(weights != 0, sums, margin)
-        result = Result((weights * (sums / margin).log()).sum(1).to(scores.dtype))
+        result = BlockResult((weights * (sums / margin).log()).sum(1).to(scores.dtype))
         if target.coefficient is None:
             return result
         shares = target.coefficient.double().unsqueeze(1) * weights / sums
@@ -160,7 +160,7 @@ MEMBER = Member(
         sparse=EntryCost(Work(streamed=3), calls=500, tables=0.1),
     ),
     traffic=exact_traffic(sums=3, row=MARKED, each=4 * DOUBLE),
-    reference="this file",
+    citation="this file",
 )
 
 

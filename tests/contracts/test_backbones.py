@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import manymax
 from manymax import FAMILY, ArgumentError
 from manymax.heads.build import head_class
-from manymax.members import REFERENCES
+from manymax.members import REFERENCE_LOSSES
 from manymax.study.backbones import BACKBONES, Backbone, BackboneEntry, Vectors
 from manymax.study.backbones.base import Settings, draw_weights
 from manymax.study.data.batches import Batch, Batches, training_batches
@@ -50,7 +50,7 @@ def make_own(split: Split, settings: Settings, generator: torch.Generator) -> Me
     return backbone
 
 
-OWN = BackboneEntry(name="own", title="Own", make=make_own, reference="this file", needs_history=True)
+OWN = BackboneEntry(name="own", title="Own", make=make_own, citation="this file", needs_history=True)
 ENTRIES = [*BACKBONES.values(), OWN]
 
 each = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
@@ -110,7 +110,7 @@ def scores_of(backbone: Backbone, split: Split) -> Tensor:
 def heads() -> dict[str, Any]:
     """Every member of the family and every reference, for the vectors of a backbone."""
     made: dict[str, Any] = {}
-    for member in (*FAMILY.values(), *REFERENCES.values()):
+    for member in (*FAMILY.values(), *REFERENCE_LOSSES.values()):
         tree = {"tree": manymax.HuffmanTree(torch.arange(1, C + 1))} if member.kind == "tree" else {}
         made[member.name] = head_class(member)(DIM if tree else None, C, **tree)
     return made

@@ -262,7 +262,7 @@ def check_cost(case: Case, fact: Fact) -> None:
 
 
 CHECKS: dict[str, Callable[[Case, Fact], None]] = {
-    "order": check_order,
+    "order_preservation": check_order,
     "fenchel_young": check_fenchel_young,
     "convex": check_convex,
     "calibrated": check_calibrated,
@@ -297,7 +297,7 @@ def scaled(fn: Callable[..., float], factor: Callable[..., float]) -> Callable[.
 
 def lies(name: str, fact: Fact) -> list[Fact]:
     """False versions of a fact."""
-    if name == "order":
+    if name == "order_preservation":
         return [replace(fact, value=value) for value in ("strict", "weak", "none") if value != fact.value]
     if isinstance(fact.value, bool):
         return [replace(fact, value=not fact.value)]

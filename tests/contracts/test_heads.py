@@ -16,10 +16,10 @@ import manymax
 from manymax import FAMILY, ArgumentError, ArgumentTypeError, heads
 from manymax.engine.member import Member
 from manymax.heads import head_class, head_function
-from manymax.members import REFERENCES
+from manymax.members import REFERENCE_LOSSES
 
 C, DIM, ROWS = 37, 8, 64
-ALL = [*FAMILY.values(), *REFERENCES.values()]
+ALL = [*FAMILY.values(), *REFERENCE_LOSSES.values()]
 HAS_VECTORS = [member for member in ALL if member.kind != "tree"]
 TREES = [member for member in ALL if member.kind == "tree"]
 EXACT = [member for member in HAS_VECTORS if member.kind != "sampled"]

@@ -95,11 +95,11 @@ def test_a_run_is_finished_and_an_interrupted_one_goes_on(tmp_path: Path) -> Non
     assert record.settings["loss"]["margin"] == 0.25
     script = (
         "from manymax import FAMILY; from tests.contracts.marginmax import MEMBER; FAMILY.add(MEMBER);"
-        "from manymax.study.config import RunConfig; from manymax.study.course import Progress;"
+        "from manymax.study.config import RunConfig; from manymax.study.supervisor import ProgressReporter;"
         "from manymax.study.run import run; from pathlib import Path; import os, signal, sys;"
-        "step = lambda self, standing, loss, of: standing.step == 7 and os.kill(os.getpid(), signal.SIGKILL);"
+        "step = lambda self, state, loss, of: state.step == 7 and os.kill(os.getpid(), signal.SIGKILL);"
         "run(RunConfig(data='planted', size='60x60x10', dim=4, epochs=4, batch_size=64, loss='marginmax', margin=0.25),"
-        " Path(sys.argv[1]), progress=type('Kill', (Progress,), {'step': step})(), checkpoint_seconds=0)"
+        " Path(sys.argv[1]), progress=type('Kill', (ProgressReporter,), {'step': step})(), checkpoint_seconds=0)"
     )
     killed = subprocess.run([sys.executable, "-c", script, str(tmp_path / "cut")], cwd=ROOT, check=False)
     assert killed.returncode == -9

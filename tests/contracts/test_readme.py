@@ -13,7 +13,7 @@ import pytest
 import manymax
 from manymax.cli.docs import PAGE, PLANTED, STUB, family_page, head_types, planted_page, planted_runs, with_table
 from manymax.study.backbones import BACKBONES
-from manymax.study.options import flat
+from manymax.study.run_options import flat
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -445,7 +445,7 @@ def load_wrong_part(group: dist.ProcessGroup, states: list[dict[str, Any]]) -> N
 def first_vectors(group: dist.ProcessGroup) -> dict[str, Any]:
     """The first vectors of a head whose ranks have different seeds but for the first; blocks of 8 classes."""
     torch.manual_seed(11 + dist.get_rank(group))
-    with mock.patch("manymax.distributed.heads.INIT_ROWS", 8):
+    with mock.patch("manymax.distributed.sharded_head.INIT_ROWS", 8):
         return stateful(group).full_state_dict()
 
 

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import manymax
 from tests.heads.plain import CASES, Case, Problem, agree, make_problem, upstream, value_and_gradients
 
-ROWS, C, DIM, BLOCK = 300, 1003, 6, 8
-LIMIT = BLOCK * 1008  # numbers, in classes padded to a multiple of 16; as many as 26 N or 8 C
+ROWS, C, DIM, BLOCK_ROWS = 300, 1003, 6, 8
+LIMIT = BLOCK_ROWS * 1008  # numbers, in classes padded to a multiple of 16; as many as 26 N or 8 C
 
 
 class Largest(TorchDispatchMode):
@@ -60,7 +60,7 @@ def test_a_step_makes_nothing_larger_than_a_block(
     target = torch.where(row % 2 == 0, problem.scores().argmax(1), row)
     smoothing = 0.25 if case.member.takes.smoothing else 0.0
     settings = {"multilabel": "normalized", "label_smoothing": smoothing} if smooth else {}
-    options = {"block_rows": BLOCK, "sparse_grad": sparse_grad}
+    options = {"block_rows": BLOCK_ROWS, "sparse_grad": sparse_grad}
     largest = largest_of_a_step(case, problem, target, reduction=reduction, options=options, **settings)
     assert largest.size <= LIMIT, largest.where
 
@@ -74,7 +74,7 @@ def test_supports_as_large_as_the_thin_way_takes_them(case: Case, sparse_grad: b
     weight[best, 0] = 1.0
     problem = Problem(torch.full((ROWS, DIM), 32.0, dtype=torch.float64), weight)
     target = best[torch.arange(ROWS) % 30]
-    largest = largest_of_a_step(case, problem, target, options={"block_rows": BLOCK, "sparse_grad": sparse_grad})
+    largest = largest_of_a_step(case, problem, target, options={"block_rows": BLOCK_ROWS, "sparse_grad": sparse_grad})
     assert largest.size <= LIMIT, largest.where
     assert 30 * ROWS > LIMIT
 
@@ -84,7 +84,7 @@ def test_many_positives_in_a_row(case: Case) -> None:
     """At the top of the scores, where rankmax lists what is above each of them, and anywhere."""
     problem = make_problem(24, num_classes=C, regime="thin")
     for target in (problem.scores().topk(30).indices, torch.arange(24 * 30).view(24, 30)):
-        largest = largest_of_a_step(case, problem, target, options={"block_rows": BLOCK})
+        largest = largest_of_a_step(case, problem, target, options={"block_rows": BLOCK_ROWS})
         assert largest.size <= LIMIT, largest.where
 
 
@@ -120,7 +120,9 @@ def test_ranking_keeps_a_block() -> None:
     problem = make_problem(ROWS, num_classes=C)
     exclude = torch.arange(ROWS).unsqueeze(1) % C
     with Largest() as largest:
-        manymax.linear_topk(problem.input, problem.linear_weight, 10, exclude=exclude, options={"block_rows": BLOCK})
+        manymax.linear_topk(
+            problem.input, problem.linear_weight, 10, exclude=exclude, options={"block_rows": BLOCK_ROWS}
+        )
     assert largest.size <= LIMIT, largest.where
 
 

@@ -875,7 +875,7 @@ def test_cost_follows_the_counts() -> None:
 def test_member() -> None:
     assert (MEMBER.name, MEMBER.kind, MEMBER.aliases) == ("hierarchical_softmax", "tree", ("hsm",))
     assert MEMBER.module is HierarchicalSoftmaxLoss
-    assert MEMBER.facts.order is None
+    assert MEMBER.facts.order_preservation is None
     for name, fact in MEMBER.facts.items():
         assert (fact.printed is not None) == (fact.status == "contradicted"), name
 

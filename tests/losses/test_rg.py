@@ -504,8 +504,10 @@ def test_minimiser_with_several_positives() -> None:
 
 def test_fact_order(seed: int) -> None:
     scores = torch.randn(50, 6)
-    assert FACTS.order is not None
-    assert FACTS.order.value == ("strict" if torch.equal(rg(scores).argsort(-1), scores.argsort(-1)) else "none")
+    assert FACTS.order_preservation is not None
+    assert FACTS.order_preservation.value == (
+        "strict" if torch.equal(rg(scores).argsort(-1), scores.argsort(-1)) else "none"
+    )
     assert rg(torch.tensor([5.0, 0.0, 0.0])).min() < 0  # it is not on the simplex
 
 

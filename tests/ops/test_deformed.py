@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manymax.ops.deformed import chi, log_of, power
-from tests.reference import mp
+from tests.high_precision import mp
 
 
 def chi_reference(u: float) -> float:

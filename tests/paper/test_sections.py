@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from manymax.errors import ManymaxError
-from manymax.paper.sections import EXTRA, PUBLISHED, findings, numbers
-from manymax.study.report.formats import Cell, Table
+from manymax.paper.page_sections import EXTRA, PUBLISHED, findings, numbers
+from manymax.study.report.formats import Cell, ReportTable
 from manymax.study.report.page import PAGE, build, report
 from manymax.study.report.runs import Trial, read_study, trials
 from manymax.study.report.sections import Extra, Section
@@ -20,8 +20,8 @@ def made(folder: Path) -> list[Trial]:
     return trials(read_study(folder).done)
 
 
-def row(table: Table, *heads: str) -> tuple[Cell, ...]:
-    (cells,) = [cells for names, cells in table.rows if names == heads]
+def row(table: ReportTable, *headers: str) -> tuple[Cell, ...]:
+    (cells,) = [cells for names, cells in table.rows if names == headers]
     return cells
 
 

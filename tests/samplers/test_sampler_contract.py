@@ -339,7 +339,7 @@ def test_the_table_answers_to_names_and_aliases(name: str) -> None:
         entry.make(C, None)
     assert entry.title
     assert entry.law
-    assert entry.reference
+    assert entry.citation
     assert f"num_classes={C}" in repr(entry.make(C, COUNTS))
 
 

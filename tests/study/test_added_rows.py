@@ -15,12 +15,12 @@ from manymax.errors import ManymaxError
 from manymax.members import FAMILY
 from manymax.samplers import SAMPLERS
 from manymax.study.backbones import BACKBONES
-from manymax.study.checkpoint import Standing
+from manymax.study.checkpoint import TrainingState
 from manymax.study.config import RunConfig
-from manymax.study.course import Progress
-from manymax.study.options import flat
 from manymax.study.records import read_record
 from manymax.study.run import load_model, run
+from manymax.study.run_options import flat
+from manymax.study.supervisor import ProgressReporter
 from manymax.study.sweep import StudyConfig, expand
 
 # Taylor-softmax by other names: a member that no line of the project knows.
@@ -83,14 +83,14 @@ def test_a_grid_takes_it_flat_nested_and_with_losses_that_do_not_have_it() -> No
     assert expand(StudyConfig(grid=[{"loss": "mine"}]), **{"loss.degree": "6"})[0].loss.own == {"degree": 6}
 
 
-class Interrupting(Progress):
+class Interrupting(ProgressReporter):
     """Presses Ctrl-C at a step."""
 
     def __init__(self, at: int) -> None:
         self.at = at
 
-    def step(self, standing: Standing, loss: float, of: int) -> None:
-        if standing.step == self.at:
+    def step(self, state: TrainingState, loss: float, of: int) -> None:
+        if state.step == self.at:
             signal.raise_signal(signal.SIGINT)
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from manymax.errors import ManymaxError
 from manymax.study.checkpoint import (
-    Standing,
+    TrainingState,
     load_checkpoint,
     load_optimizer,
     optimizer_tensors,
@@ -34,16 +34,16 @@ def test_a_resumed_optimiser_takes_the_same_steps(tmp_path: Path, seed: int) -> 
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1, weight_decay=0.01, fused=True)
     for _ in range(3):
         step(model, optimizer)
-    standing = Standing(epoch=1, batch=2, step=5, total_loss=0.1 + 0.2, best_value=1 / 3, rows=[{"epoch": 1}])
+    state = TrainingState(epoch=1, batch=2, step=5, total_loss=0.1 + 0.2, best_value=1 / 3, rows=[{"epoch": 1}])
     tensors = prefixed("model", model.state_dict()) | prefixed("optimizer", optimizer_tensors(optimizer, model))
-    save_checkpoint(tmp_path / "c.safetensors", "hash", standing, tensors)
+    save_checkpoint(tmp_path / "c.safetensors", "hash", state, tensors)
 
     again = nn.Linear(3, 2)
     second = torch.optim.Adam(again.parameters(), lr=0.1, weight_decay=0.01, fused=True)
     found, saved = load_checkpoint(tmp_path / "c.safetensors", "hash")
     again.load_state_dict(part("model", saved))
     load_optimizer(second, again, part("optimizer", saved))
-    assert found == standing
+    assert found == state
     step(model, optimizer)
     step(again, second)
     assert torch.equal(model.weight, again.weight)
@@ -52,7 +52,7 @@ def test_a_resumed_optimiser_takes_the_same_steps(tmp_path: Path, seed: int) -> 
 
 def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "c.safetensors"
-    save_checkpoint(path, "hash", Standing(), {"model.a": torch.arange(1000.0)})
+    save_checkpoint(path, "hash", TrainingState(), {"model.a": torch.arange(1000.0)})
     good = path.read_bytes()
     flipped = good[:-9] + bytes([good[-9] ^ 1]) + good[-8:]
     for bad in (b"", good[:100], good[:-1], b"\xff" * 50, b"text", flipped):
@@ -68,7 +68,7 @@ def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
     path.write_bytes(good)
     with pytest.raises(ManymaxError, match="belongs to another run"):
         load_checkpoint(path, "other hash")
-    assert load_checkpoint(path, "hash")[0] == Standing()
+    assert load_checkpoint(path, "hash")[0] == TrainingState()
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

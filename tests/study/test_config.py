@@ -13,7 +13,7 @@ from manymax.engine.member import Setting
 from manymax.errors import ArgumentError, ManymaxError, UnknownNameError
 from manymax.members import FAMILY
 from manymax.study.config import RunConfig
-from manymax.study.options import FLAT_FORM, flat, options
+from manymax.study.run_options import FLAT_FORM, flat, options
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ import torch
 from rich.console import Console
 
 from manymax.cli.study import UnderWay
-from manymax.study.checkpoint import Standing, read_standing, save_checkpoint
+from manymax.study.checkpoint import TrainingState, read_training_state, save_checkpoint
 from manymax.study.config import RunConfig
 from manymax.study.records import CHECKPOINT
 from manymax.study.sweep import Job, expand, read_study_file, sweep
 
-STANDING = Standing(epoch=2, batch=1, step=9, best_epoch=1, best_value=0.25)
+STANDING = TrainingState(epoch=2, batch=1, step=9, best_epoch=1, best_value=0.25)
 
 
 def jobs(folder: Path) -> list[Job]:
@@ -41,11 +41,11 @@ def test_a_file_sees_nothing_that_moves(tmp_path: Path) -> None:
 
 def test_a_checkpoint_tells_where_its_run_stood(tmp_path: Path) -> None:
     path = tmp_path / CHECKPOINT
-    assert read_standing(path) is None
+    assert read_training_state(path) is None
     path.write_bytes(b"{")
-    assert read_standing(path) is None
+    assert read_training_state(path) is None
     save_checkpoint(path, "hash", STANDING, {"w": torch.zeros(3)})
-    assert read_standing(path) == STANDING
+    assert read_training_state(path) == STANDING
 
 
 class Pretended:

@@ -72,7 +72,7 @@ def assert_same(found: Evaluation, expected: dict[str, dict[int, float]], cutoff
 def test_ranking_is_full_and_leaves_out_what_is_known(
     part: str, cutoff: int, block: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "BLOCK", block)
+    monkeypatch.setattr(module, "USERS_AT_A_TIME", block)
     split, backbone = some_split(seed), MF(U, C, DIM)
     scores = (backbone.users.weight @ backbone.items.weight.T).detach() - 100  # all negative: order alone counts
     head = manymax.LinearSoftmaxLoss(None, C)

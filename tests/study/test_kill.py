@@ -19,10 +19,10 @@ import json, os, pathlib, random, signal, sys, time
 import torch
 torch.set_num_threads(1)
 from manymax.study.config import RunConfig
-from manymax.study.course import Progress
+from manymax.study.supervisor import ProgressReporter
 from manymax.study.run import run
 
-class Bell(Progress):
+class Bell(ProgressReporter):
     def __init__(self, pipe): self.pipe = pipe
     def begin(self, *_): os.write(self.pipe, b"!")
 
@@ -100,7 +100,7 @@ def test_a_run_killed_twenty_times_ends_as_if_it_had_not_been(tmp_path: Path) ->
         record = read_record(folder)
         assert (record.status, record.epochs, record.best_epoch) == ("done", expected.epochs, expected.best_epoch)
         assert (record.valid, record.test) == (expected.valid, expected.test)
-        for name in ("model.safetensors", "users.parquet"):
+        for name in ("model.safetensors", "user_metrics.parquet"):
             assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
         assert _curve(folder) == _curve(whole)
         assert not list(folder.glob("*.partial")), "what a kill left behind is cleared away"

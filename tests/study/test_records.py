@@ -43,7 +43,7 @@ def test_the_vocabulary_and_the_split_come_back(tmp_path_factory, train, valid, 
     for part in ("train", "valid", "test"):
         assert torch.equal(getattr(again, part).offsets, getattr(split, part).offsets)
         assert torch.equal(getattr(again, part).items, getattr(split, part).items)
-    assert pq.read_table(folder / "people.parquet")["train"].to_pylist() == train
+    assert pq.read_table(folder / "user_items.parquet")["train"].to_pylist() == train
 
 
 def test_epochs_without_evaluation_have_empty_cells(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_epochs_without_evaluation_have_empty_cells(tmp_path: Path) -> None:
 
 def test_users_carry_their_own_ids(tmp_path: Path) -> None:
     write_users(tmp_path, np.array(["u7", "u9"]), {"ndcg@20": torch.tensor([0.5, 1.0], dtype=torch.float64)})
-    assert pq.read_table(tmp_path / "users.parquet").to_pydict() == {"user": ["u7", "u9"], "ndcg@20": [0.5, 1.0]}
+    assert pq.read_table(tmp_path / "user_metrics.parquet").to_pydict() == {"user": ["u7", "u9"], "ndcg@20": [0.5, 1.0]}
 
 
 def test_a_record_survives_the_disk(tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ import torch
 
 from manymax.errors import ManymaxError
 from manymax.study import run as run_module
-from manymax.study.checkpoint import Standing
+from manymax.study.checkpoint import TrainingState
 from manymax.study.config import RunConfig
-from manymax.study.course import Progress
 from manymax.study.data.prepare import Prepared
 from manymax.study.records import Record, read_record
 from manymax.study.run import finished, load_model, prepare_data, run
+from manymax.study.supervisor import ProgressReporter
 from manymax.study.sweep import sweep
 
 TINY = {"data": "planted-tiny", "dim": 8, "batch_size": 500, "epochs": 3, "lr": 0.01}
@@ -29,18 +29,18 @@ def prepared() -> Prepared:
     return prepare_data(RunConfig(**TINY))
 
 
-class Events(Progress):
+class Events(ProgressReporter):
     """Notes what it hears, and may do something at a step."""
 
     def __init__(self, at: int = -1, action=None) -> None:
         self.heard: list[str] = []
         self.at, self.action = at, action
 
-    def begin(self, config: RunConfig, folder: Path, standing: Standing) -> None:
-        self.heard.append(f"begin {standing.step}")
+    def begin(self, config: RunConfig, folder: Path, state: TrainingState) -> None:
+        self.heard.append(f"begin {state.step}")
 
-    def step(self, standing: Standing, loss: float, of: int) -> None:
-        if standing.step == self.at and self.action is not None:
+    def step(self, state: TrainingState, loss: float, of: int) -> None:
+        if state.step == self.at and self.action is not None:
             self.action()
 
     def end(self) -> None:
@@ -54,7 +54,7 @@ def outcome(folder: Path) -> dict[str, object]:
     return {
         "record": {name: getattr(record, name) for name in ("status", "valid", "test", "epochs", "best_epoch", "card")},
         "epochs": {name: values for name, values in epochs.items() if not name.startswith("seconds")},
-        "users": pq.read_table(folder / "users.parquet").to_pydict(),
+        "users": pq.read_table(folder / "user_metrics.parquet").to_pydict(),
         "model": (folder / "model.safetensors").read_bytes(),
     }
 
@@ -64,7 +64,14 @@ def test_a_run_leaves_its_folder_in_order(prepared: Prepared, tmp_path: Path) ->
     record = run(config, tmp_path / "a" / "b", prepared=prepared)
     folder = tmp_path / "a" / "b"
     names = {path.name for path in folder.iterdir()}
-    kept = {"settings.json", "epochs.parquet", "users.parquet", "items.parquet", "people.parquet", "model.safetensors"}
+    kept = {
+        "settings.json",
+        "epochs.parquet",
+        "user_metrics.parquet",
+        "items.parquet",
+        "user_items.parquet",
+        "model.safetensors",
+    }
     assert names == {*kept, "record.json", ".lock"}
     assert record == read_record(folder)
     assert (record.status, record.epochs, record.reason) == ("done", 3, None)
@@ -76,7 +83,7 @@ def test_a_run_leaves_its_folder_in_order(prepared: Prepared, tmp_path: Path) ->
     epochs = pq.read_table(folder / "epochs.parquet").to_pydict()
     assert epochs["epoch"] == [1, 2, 3]
     assert max(epochs["ndcg@20"]) == record.valid["ndcg@20"]
-    users = pq.read_table(folder / "users.parquet").to_pydict()
+    users = pq.read_table(folder / "user_metrics.parquet").to_pydict()
     assert sum(users["ndcg@20"]) / len(users["user"]) == pytest.approx(record.test["ndcg@20"])
     assert RunConfig(**record.settings) == config
     assert record.hash == config.content_hash()
@@ -252,7 +259,7 @@ def test_a_damaged_file_is_named(name: str, prepared: Prepared, tmp_path: Path) 
         run(config, folder, prepared=prepared)
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "items.parquet", "people.parquet"])
+@pytest.mark.parametrize("name", ["model.safetensors", "items.parquet", "user_items.parquet"])
 @pytest.mark.parametrize("content", [None, "{"])
 def test_a_finished_run_that_lost_a_file_says_how_to_make_it_again(
     name: str, content: str | None, prepared: Prepared, tmp_path: Path

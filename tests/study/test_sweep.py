@@ -16,7 +16,7 @@ import pytest
 from safetensors.torch import load_file
 
 from manymax.errors import ArgumentError, ManymaxError
-from manymax.members import FAMILY, REFERENCES
+from manymax.members import FAMILY, REFERENCE_LOSSES
 from manymax.study.records import MODEL, PROBE, RECORD, Record, read_record
 from manymax.study.run import run
 from manymax.study.sweep import StudyConfig, expand, read_study_file, sweep
@@ -108,9 +108,9 @@ class TestFile:
 
     def test_the_quick_study_has_losses_of_every_kind(self) -> None:
         losses = {config.loss.name for config in expand(read_study_file(None))}
-        rows = {**FAMILY, **REFERENCES}
+        rows = {**FAMILY, **REFERENCE_LOSSES}
         assert {rows[name].kind for name in losses} == {member.kind for member in rows.values()}
-        assert losses > set(REFERENCES)
+        assert losses > set(REFERENCE_LOSSES)
 
 
 @pytest.mark.slow

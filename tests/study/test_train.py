@@ -13,10 +13,10 @@ from manymax.members.rg.als import RGFactorization
 from manymax.samplers import SAMPLERS
 from manymax.study.checkpoint import snapshot
 from manymax.study.config import RunConfig
-from manymax.study.course import Course, Diverged, Progress
 from manymax.study.data.prepare import Prepared
 from manymax.study.run import build_model, prepare_data
 from manymax.study.seeds import generator
+from manymax.study.supervisor import Diverged, ProgressReporter, TrainingSupervisor
 from manymax.study.train import Model, build_optimizer, epoch_batches, train
 from manymax.study.train_als import train_als
 
@@ -28,19 +28,21 @@ def prepared() -> Prepared:
     return prepare_data(RunConfig(**TINY))
 
 
-def start(config: RunConfig, prepared: Prepared, path: Path, validate=lambda: {"ndcg@20": 0.0}) -> tuple[Model, Course]:
+def start(
+    config: RunConfig, prepared: Prepared, path: Path, validate=lambda: {"ndcg@20": 0.0}
+) -> tuple[Model, TrainingSupervisor]:
     model = build_model(config, prepared.split)
     optimizer = build_optimizer(config, model) if config.training.solver == "gradient" else None
-    course = Course(
-        config, model, validate, path / "c", progress=Progress(), checkpoint_seconds=1e9, optimizer=optimizer
+    supervisor = TrainingSupervisor(
+        config, model, validate, path / "c", progress=ProgressReporter(), checkpoint_seconds=1e9, optimizer=optimizer
     )
-    return model, course
+    return model, supervisor
 
 
-def go(config: RunConfig, prepared: Prepared, path: Path, **kwargs) -> tuple[Model, Course]:
-    model, course = start(config, prepared, path, **kwargs)
-    train(model, course.optimizer, prepared.split, course)
-    return model, course
+def go(config: RunConfig, prepared: Prepared, path: Path, **kwargs) -> tuple[Model, TrainingSupervisor]:
+    model, supervisor = start(config, prepared, path, **kwargs)
+    train(model, supervisor.optimizer, prepared.split, supervisor)
+    return model, supervisor
 
 
 @pytest.mark.parametrize(
@@ -51,8 +53,8 @@ def go(config: RunConfig, prepared: Prepared, path: Path, **kwargs) -> tuple[Mod
 def test_the_loop_takes_the_steps_of_a_plain_one(options: dict, prepared: Prepared, tmp_path: Path) -> None:
     """In float64: Adam divides by the size of the gradient, so that float32 would round where that is nearly zero."""
     config = RunConfig(**TINY | options)
-    model, course = start(config, prepared, tmp_path)
-    train(model.double(), course.optimizer, prepared.split, course)
+    model, supervisor = start(config, prepared, tmp_path)
+    train(model.double(), supervisor.optimizer, prepared.split, supervisor)
 
     plain = build_model(config, prepared.split).double()
     users, items = plain.backbone.users.weight, plain.backbone.items.weight
@@ -80,7 +82,7 @@ def test_the_loop_takes_the_steps_of_a_plain_one(options: dict, prepared: Prepar
             losses += [mean.item() for mean in means] if epoch == 1 else []
     for name, weight in plain.state_dict().items():
         torch.testing.assert_close(model.state_dict()[name], weight, atol=1e-10, rtol=1e-8)
-    assert course.standing.rows[1]["loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-8)
+    assert supervisor.state.rows[1]["loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-8)
 
 
 def test_training_ends_when_patience_is_used_up_and_the_best_weights_are_kept(
@@ -95,26 +97,26 @@ def test_training_ends_when_patience_is_used_up_and_the_best_weights_are_kept(
         return {"ndcg@20": next(values)}
 
     config = RunConfig(**TINY | {"epochs": 6, "patience": 3})
-    model, course = start(config, prepared, tmp_path, validate)
-    train(model, course.optimizer, prepared.split, course)
-    standing = course.standing
-    assert (standing.epoch, standing.best_epoch, standing.best_value) == (5, 2, 0.3)  # an equal value is no better
-    assert [row["ndcg@20"] for row in standing.rows] == [0.1, 0.3, 0.3, 0.2, 0.29]
-    assert all(torch.equal(course.best[name], kept[1][name]) for name in kept[1])
-    assert not torch.equal(course.best["backbone.items.weight"], model.state_dict()["backbone.items.weight"])
+    model, supervisor = start(config, prepared, tmp_path, validate)
+    train(model, supervisor.optimizer, prepared.split, supervisor)
+    state = supervisor.state
+    assert (state.epoch, state.best_epoch, state.best_value) == (5, 2, 0.3)  # an equal value is no better
+    assert [row["ndcg@20"] for row in state.rows] == [0.1, 0.3, 0.3, 0.2, 0.29]
+    assert all(torch.equal(supervisor.best[name], kept[1][name]) for name in kept[1])
+    assert not torch.equal(supervisor.best["backbone.items.weight"], model.state_dict()["backbone.items.weight"])
 
 
 def test_a_metric_that_should_be_small_is_watched_downwards(prepared: Prepared, tmp_path: Path) -> None:
     values = iter([0.5, 0.4, 0.6])
     config = RunConfig(**TINY | {"epochs": 3, "monitor": "regret@20"})
-    _, course = go(config, prepared, tmp_path, validate=lambda: {"regret@20": next(values)})
-    assert (course.standing.best_epoch, course.standing.best_value) == (2, 0.4)
+    _, supervisor = go(config, prepared, tmp_path, validate=lambda: {"regret@20": next(values)})
+    assert (supervisor.state.best_epoch, supervisor.state.best_value) == (2, 0.4)
 
 
 def test_evaluation_every_so_often_and_always_after_the_last_epoch(prepared: Prepared, tmp_path: Path) -> None:
     config = RunConfig(**TINY | {"epochs": 5, "eval_every": 2})
-    _, course = go(config, prepared, tmp_path)
-    assert ["ndcg@20" in row for row in course.standing.rows] == [False, True, False, True, True]
+    _, supervisor = go(config, prepared, tmp_path)
+    assert ["ndcg@20" in row for row in supervisor.state.rows] == [False, True, False, True, True]
 
 
 def test_changing_the_loss_changes_neither_weights_nor_order(prepared: Prepared) -> None:
@@ -147,11 +149,11 @@ def test_every_sampler_trains_and_does_so_again(sampler: str, prepared: Prepared
 
 def test_negatives_and_dropout_differ_from_step_to_step(prepared: Prepared, tmp_path: Path) -> None:
     config = RunConfig(**TINY | {"loss": "ssm", "num_negatives": 3, "backbone": "sasrec", "epochs": 1})
-    model, course = start(config, prepared, tmp_path)
+    model, supervisor = start(config, prepared, tmp_path)
     seen: list[torch.Tensor] = []
     draw = model.head.sampler.draw
     model.head.sampler.draw = lambda request: seen.append(draw(request).ids[:5]) or draw(request)
-    train(model, course.optimizer, prepared.split, course)
+    train(model, supervisor.optimizer, prepared.split, supervisor)
     assert len(seen) > 2
     assert len({ids.numpy().tobytes() for ids in seen}) == len(seen)
 
@@ -166,8 +168,8 @@ def test_a_learning_rate_beyond_all_measure_diverges_in_words(loss: str, prepare
 
 def test_als_is_the_solver_of_the_library(prepared: Prepared, tmp_path: Path) -> None:
     config = RunConfig(data="planted-tiny", loss="rg", solver="als", dim=8, epochs=3, ridge=0.05)
-    model, course = start(config, prepared, tmp_path)
-    train_als(model, prepared.split, course)
+    model, supervisor = start(config, prepared, tmp_path)
+    train_als(model, prepared.split, supervisor)
     split = prepared.split
     solver = RGFactorization(split.num_users, split.num_items, 8, ridge=0.05, generator=generator(0, "init"))
     objectives = []
@@ -175,8 +177,8 @@ def test_als_is_the_solver_of_the_library(prepared: Prepared, tmp_path: Path) ->
     torch.testing.assert_close(model.backbone.users.weight.data, solver.user_vectors)
     torch.testing.assert_close(model.backbone.items.weight.data, solver.item_vectors)
     expected = [value / split.train.items.numel() for value in objectives]
-    assert [row["loss"] for row in course.standing.rows] == pytest.approx(expected)
-    assert [row["step"] for row in course.standing.rows] == [1, 2, 3]
+    assert [row["loss"] for row in supervisor.state.rows] == pytest.approx(expected)
+    assert [row["step"] for row in supervisor.state.rows] == [1, 2, 3]
 
 
 def test_bf16_stays_near_float32(prepared: Prepared, tmp_path: Path) -> None:
@@ -185,6 +187,6 @@ def test_bf16_stays_near_float32(prepared: Prepared, tmp_path: Path) -> None:
             go(RunConfig(**TINY | {"bf16": bf16, "backbone": backbone}), prepared, tmp_path)[1]
             for bf16 in (False, True)
         )
-        losses = [course.standing.rows[-1]["loss"] for course in (plain, half)]
+        losses = [supervisor.state.rows[-1]["loss"] for supervisor in (plain, half)]
         assert losses[0] == pytest.approx(losses[1], rel=0.01)
         assert losses[0] != losses[1]

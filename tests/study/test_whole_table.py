@@ -17,7 +17,7 @@ from manymax.members import FAMILY
 from manymax.paper.whole_table import TABLE_LOSSES, WholeTable
 from manymax.study.config import RunConfig
 from manymax.study.data.interactions import Lists, Split
-from manymax.study.heads import build_head
+from manymax.study.run_head import build_head
 
 N, C, D = 6, 11, 4
 

@@ -20,7 +20,7 @@ from manymax.theory.bregman import (
     tie_cost,
     wop_suffices,
 )
-from manymax.theory.order import member_map, order_of
+from manymax.theory.order_preservation import member_map, order_preservation_of
 from tests import reference
 
 PAIRS = [
@@ -122,7 +122,7 @@ def test_strictly_convex_members_meet_the_theorem(member: Member, setting: dict)
 
 def test_omega_0_is_weakly_ordered_and_not_calibrated() -> None:
     pair, probs = argmax_pair(), torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
-    assert order_of(pair.map).kind == "weak"
+    assert order_preservation_of(pair.map).kind == "weak"
     finding = wop_suffices(pair.omega)
     assert not finding.holds
     assert finding.smallest_cost == 0

@@ -14,7 +14,7 @@ from manymax.ops import simplex
 from manymax.ops.divergences import chi_square, jensen_shannon
 from manymax.paper import evidence
 from manymax.paper.claims import CLAIMS, STATUSES, TABLES, Claim, run_claims
-from manymax.paper.evidence import Finding, denied
+from manymax.paper.evidence import CheckResult, denied
 
 CELLS = {"Table 1": 4 * 4, "Table 2": 4 * 6, "Table 3": 6 * 3, "Table 4": 8 * 2}
 FACTS = {"consistency": "calibrated", "order": "order", "smoothness": "smoothness", "cost of an epoch": "cost"}
@@ -52,7 +52,7 @@ def test_a_claim_holds_when_run_again(claim: Claim) -> None:
 
 
 def test_a_broken_check_does_not_hold() -> None:
-    claim = replace(CLAIMS[0], check=lambda: Finding(bool(1 / 0), ""))
+    claim = replace(CLAIMS[0], check=lambda: CheckResult(bool(1 / 0), ""))
     found = claim.run().finding
     assert not found.holds
     assert "ZeroDivisionError" in found.measured
@@ -63,7 +63,7 @@ def test_only_the_wanted_tables_run() -> None:
 
 
 def test_denial() -> None:
-    assert denied(lambda: Finding(False, "why")) == Finding(True, "why")
+    assert denied(lambda: CheckResult(False, "why")) == CheckResult(True, "why")
 
 
 # A false statement is noticed: each check with something of the library replaced by a wrong one ------
@@ -110,8 +110,8 @@ def family_with(name: str, **facts: object) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("name", "facts", "check"),
     [
-        ("sparsemax", {"order": {"value": "strict"}}, evidence.order.order),
-        ("softmax", {"order": {"value": "weak"}}, evidence.order.order),
+        ("sparsemax", {"order_preservation": {"value": "strict"}}, evidence.order_preservation.keeps_order),
+        ("softmax", {"order_preservation": {"value": "weak"}}, evidence.order_preservation.keeps_order),
         ("softmax", {"smoothness": {"fn": lambda num_classes: 0.49}}, evidence.curvature.entmax_supremum),
         ("sparsemax", {"smoothness": {"fn": lambda num_classes: 1.1}}, evidence.curvature.entmax_supremum),
         ("entmax", {"smoothness": {"fn": lambda num_classes, alpha: 1.0}}, evidence.curvature.entmax_supremum),
@@ -123,7 +123,9 @@ def test_a_false_fact_is_noticed(monkeypatch: pytest.MonkeyPatch, name: str, fac
 
 @pytest.mark.parametrize("name", ["softmax", "rg"])
 def test_an_inconsistent_member_is_noticed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    assert broken(monkeypatch, "FAMILY", dict(FAMILY) | {name: FAMILY["rankmax"]}, evidence.order.consistent, name)
+    assert broken(
+        monkeypatch, "FAMILY", dict(FAMILY) | {name: FAMILY["rankmax"]}, evidence.order_preservation.consistent, name
+    )
 
 
 def test_a_sort_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

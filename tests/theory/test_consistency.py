@@ -17,7 +17,7 @@ from manymax.members import FAMILY
 from manymax.members.rankmax.theory import rankmax_levels
 from manymax.members.taylor_softmax.theory import taylor_branches
 from manymax.theory.consistency import (
-    METRICS,
+    CONSISTENCY_METRICS,
     LabelLaw,
     all_samples,
     closed_form,
@@ -79,7 +79,7 @@ def worst_by_hand(scores: Tensor, law: LabelLaw, metric: str, cutoff: int) -> fl
     return min(values)
 
 
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("metric", CONSISTENCY_METRICS)
 @pytest.mark.parametrize("cutoff", [1, 2, 4])
 def test_metrics_are_their_definitions(metric: str, cutoff: int) -> None:
     for law in [*laws(4, 4, labels="multi", ties=True, zeros=True), *laws(2, 4)]:
@@ -92,7 +92,7 @@ def test_metrics_are_their_definitions(metric: str, cutoff: int) -> None:
 
 def test_an_empty_set_gains_nothing() -> None:
     law = LabelLaw(torch.tensor([[False, False], [True, False]]), torch.tensor([0.5, 0.5]))
-    assert [law.gains(metric).tolist() for metric in METRICS] == [[0.5, 0.0]] * 4
+    assert [law.gains(metric).tolist() for metric in CONSISTENCY_METRICS] == [[0.5, 0.0]] * 4
 
 
 def test_minus_infinity_ties_with_itself() -> None:
@@ -282,7 +282,7 @@ MULTI_LABEL = {("sum", "precision"), ("sum", "dcg"), ("normalized", "recall")}
 
 
 @pytest.mark.parametrize("name", FAMILY)
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("metric", CONSISTENCY_METRICS)
 def test_one_label(name: str, metric: str) -> None:
     member = FAMILY[name]
     assert consistency(member, metric, trials=30).holds == member.facts.calibrated.value == (name in CONSISTENT)
@@ -290,7 +290,7 @@ def test_one_label(name: str, metric: str) -> None:
 
 @pytest.mark.parametrize("name", CONSISTENT)
 @pytest.mark.parametrize("multilabel", ["sum", "normalized"])
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("metric", CONSISTENCY_METRICS)
 def test_several_labels(name: str, multilabel: str, metric: str) -> None:
     found = consistency(FAMILY[name], metric, labels="multi", multilabel=multilabel, trials=25)
     assert found.holds == ((multilabel, metric) in MULTI_LABEL)

@@ -17,7 +17,7 @@ from manymax.errors import ArgumentError, ArgumentTypeError
 from manymax.members import FAMILY
 from manymax.theory import gradients as theory
 from manymax.theory.jacobian import jacobian
-from manymax.theory.order import member_map
+from manymax.theory.order_preservation import member_map
 from tests.exact import Case, cases, labels, normal
 
 ROWS = st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_size=5)

@@ -24,7 +24,7 @@ from manymax.theory.jacobian import (
     spectral_norm,
     supremum,
 )
-from manymax.theory.order import member_map
+from manymax.theory.order_preservation import member_map
 
 CLOSED = [name for name, member in FAMILY.items() if member.theory.jacobian is not None]
 CASES = [

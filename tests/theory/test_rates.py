@@ -13,7 +13,7 @@ from manymax.engine.member import Theory
 from manymax.errors import ArgumentError, ManymaxError
 from manymax.members import FAMILY
 from manymax.members.nce.theory import expected_nce_curvature
-from manymax.paper.rates import rate_ordering
+from manymax.paper.learning_rates import rate_ordering
 from manymax.theory.consistency import conditional_risk
 from manymax.theory.rates import (
     contractions,

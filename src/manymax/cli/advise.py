@@ -12,7 +12,7 @@ import typer
 
 from manymax import advisor
 from manymax.cli import console as look
-from manymax.cli.record import settings_text
+from manymax.cli.member_text import settings_text
 from manymax.cli.tensors import read_tensor
 from manymax.errors import ArgumentError, unknown_name
 from manymax.theory.cost import Machine, Work
@@ -26,7 +26,7 @@ def advise(
     batch: Annotated[int, typer.Option(help="Rows of a step, N.")] = 1024,
     examples: Annotated[int | None, typer.Option(help="Examples of an epoch.")] = None,
     positives: Annotated[float, typer.Option(help="Labels of an example, on average.")] = 1.0,
-    metric: Annotated[str, typer.Option(help=f"What matters: {', '.join(advisor.METRICS)}.")] = "ndcg",
+    metric: Annotated[str, typer.Option(help=f"What matters: {', '.join(advisor.MULTILABEL_BY_METRIC)}.")] = "ndcg",
     max_memory: Annotated[float | None, typer.Option(metavar="GB", help="Memory that the head may take.")] = None,
     max_step_seconds: Annotated[float | None, typer.Option(help="Time that a step may take.")] = None,
     max_epoch_seconds: Annotated[float | None, typer.Option(help="Time that an epoch may take.")] = None,

@@ -74,7 +74,7 @@ def _record(source: Source) -> dict[str, Any]:
         "presets": {name: filters._asdict() for name, filters in source.presets.items()},
         "files": [file.url for file in source.files],
         "terms": source.terms,
-        "reference": source.reference,
+        "citation": source.citation,
     }
 
 
@@ -99,7 +99,7 @@ def get(
     for sentence in sentences:
         look.put(console, sentence)
     look.put(console, f"Terms: {source.terms}")
-    look.put(console, f"Please cite: {source.reference}")
+    look.put(console, f"Please cite: {source.citation}")
 
 
 @contextmanager

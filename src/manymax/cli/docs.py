@@ -9,15 +9,15 @@ from typing import Annotated
 
 import typer
 
-from manymax.cli.record import calls, cell, columns, heading, settings_text, word
+from manymax.cli.member_text import calls, cell, columns, heading, settings_text, word
 from manymax.engine.member import Fact, Facts, Member
 from manymax.errors import ArgumentError
 from manymax.heads.stub import stub
-from manymax.members import FAMILY, REFERENCES
+from manymax.members import FAMILY, REFERENCE_LOSSES
 from manymax.study.backbones import BACKBONES
 from manymax.study.groups import GRADIENT
-from manymax.study.options import flat
 from manymax.study.records import RECORD, Record, read_record
+from manymax.study.run_options import flat
 
 BEGIN, END = "<!-- family: begin, written by `make docs` -->", "<!-- family: end -->"
 PAGE = Path("docs/family.md")
@@ -51,7 +51,7 @@ def with_table(readme: str) -> str:
 
 def head_types() -> str:
     """The types of the heads of all members and references."""
-    return stub([*FAMILY.values(), *REFERENCES.values()])
+    return stub([*FAMILY.values(), *REFERENCE_LOSSES.values()])
 
 
 def family_table() -> str:
@@ -108,7 +108,7 @@ def _section(member: Member) -> str:
 
 {_table(["fact", "value", "in words", "status", "source", "the paper prints"], facts)}
 
-Tested with {settings}. Reference: {member.reference}"""
+Tested with {settings}. Reference: {member.citation}"""
 
 
 def planted_runs(root: Path) -> list[Record]:
@@ -139,7 +139,7 @@ of the best possible expected DCG@20 that a ranking misses; the best one, by the
 
 def _learned(runs: Sequence[Record]) -> str:
     """What each member learned, in the order of the family."""
-    names = [*FAMILY, *REFERENCES]
+    names = [*FAMILY, *REFERENCE_LOSSES]
     trained = sorted(
         ((flat(run.settings), run) for run in runs),
         key=lambda pair: (names.index(pair[0]["loss"]), pair[0]["solver"] != GRADIENT),

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from manymax.cli import console as look
-from manymax.cli.record import CONTRADICTED, cell, columns, heading, record
+from manymax.cli.member_text import CONTRADICTED, cell, columns, heading, member_json
 from manymax.engine.member import Member
 from manymax.members import FAMILY
 
@@ -27,7 +27,7 @@ def losses(
       manymax losses --json | python -m json.tool
     """
     if json:
-        look.put_json([record(member) for member in FAMILY.values()])
+        look.put_json([member_json(member) for member in FAMILY.values()])
         return
     console = look.open_console()
     look.put(console, _family(console))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from manymax.paper.sections import EXTRA, PUBLISHED
+from manymax.paper.page_sections import EXTRA, PUBLISHED
 from manymax.study.report.page import report as write_report
 from manymax.study.report.runs import read_study
 from manymax.study.report.sinks import to_mlflow, to_tensorboard

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from manymax.cli import console as look
-from manymax.cli.record import calls, heading, record, settings_text, word
+from manymax.cli.member_text import calls, heading, member_json, settings_text, word
 from manymax.engine.member import Member, Setting
 from manymax.members import FAMILY
 
@@ -26,7 +26,7 @@ def show(
     """
     member = FAMILY[name]
     if json:
-        look.put_json(record(member))
+        look.put_json(member_json(member))
         return
     console = look.open_console()
     console.print(f"{member.name}: {member.title} ({member.kind})", style="bold")
@@ -36,7 +36,7 @@ def show(
 
 
 def _sections(member: Member) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    formulas = record(member)["formulas"]
+    formulas = member_json(member)["formulas"]
     yield "Formulas", [(part, text) for part, text in formulas.items() if text is not None]
     yield "In Python", list(calls(member).items())
     if member.settings:
@@ -44,7 +44,7 @@ def _sections(member: Member) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     yield "Facts", list(_facts(member))
     names = [("other names", ", ".join(member.aliases))] if member.aliases else []
     settings = "; ".join(map(settings_text, member.examples))
-    yield "More", [*names, ("tested with", settings), ("reference", member.reference)]
+    yield "More", [*names, ("tested with", settings), ("reference", member.citation)]
 
 
 def _setting(setting: Setting) -> str:

@@ -21,12 +21,12 @@ from rich.text import Text
 
 from manymax.cli.console import put_json
 from manymax.errors import ArgumentError, check_choice
-from manymax.paper.sections import EXTRA, PUBLISHED
-from manymax.study.checkpoint import read_standing
+from manymax.paper.page_sections import EXTRA, PUBLISHED
+from manymax.study.checkpoint import read_training_state
 from manymax.study.config import RunConfig
-from manymax.study.options import flat, options
 from manymax.study.records import CHECKPOINT, Record
 from manymax.study.report.page import report
+from manymax.study.run_options import flat, options
 from manymax.study.sweep import Engine, Job, LocalEngine, Outcome, expand, read_study_file, sweep
 
 EXIT_FAILED, EXIT_STOPPED = 1, 130
@@ -177,12 +177,12 @@ class UnderWay:
 
 def _standing(job: Job) -> str:
     """A run that is under way in a line."""
-    config, standing = job.config, read_standing(job.folder / CHECKPOINT)
+    config, state = job.config, read_training_state(job.folder / CHECKPOINT)
     name = f"{_place(config)} seed {config.seed}"
-    if standing is None:
+    if state is None:
         return f"{name}: under way"
-    best = f"  best {config.monitored} {standing.best_value:.4f}" if standing.best_value is not None else ""
-    return f"{name}: epoch {standing.epoch + 1}/{config.training.epochs}{best}"
+    best = f"  best {config.monitored} {state.best_value:.4f}" if state.best_value is not None else ""
+    return f"{name}: epoch {state.epoch + 1}/{config.training.epochs}{best}"
 
 
 def _say(outcome: Outcome, record: Record, start: float) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from manymax.cli import console as look
-from manymax.paper.claims import CLAIMS, STATUSES, TABLES, Result, run_claims
+from manymax.paper.claims import CLAIMS, STATUSES, TABLES, ClaimResult, run_claims
 
 HEADINGS = ("member", "property", "the paper prints", "what is right", "status", "source", "run again")
 
@@ -52,7 +52,7 @@ def theory(
         raise typer.Exit(1)
 
 
-def _run(tables: list[str]) -> list[Result]:
+def _run(tables: list[str]) -> list[ClaimResult]:
     """All results; a terminal shows how far it is."""
     total = sum(claim.table in tables for claim in CLAIMS)
     screen = Console(stderr=True)
@@ -66,14 +66,14 @@ def _run(tables: list[str]) -> list[Result]:
     return results
 
 
-def _record(result: Result) -> dict[str, Any]:
+def _record(result: ClaimResult) -> dict[str, Any]:
     claim = {
         name: getattr(result.claim, name) for name in ("table", "member", "property", "printed", "value", "source")
     }
     return claim | {"status": result.claim.status} | asdict(result.finding)
 
 
-def _print(console: Console, tables: list[str], results: list[Result]) -> None:
+def _print(console: Console, tables: list[str], results: list[ClaimResult]) -> None:
     for name in tables:
         mine = [result for result in results if result.claim.table == name]
         console.print(f"{name}: {TABLES[name]}", style="bold")
@@ -85,13 +85,13 @@ def _print(console: Console, tables: list[str], results: list[Result]) -> None:
     look.put(console, f"{len(results)} cells: {listed}; {held} checks of {len(results)} hold.")
 
 
-def _cells(result: Result) -> tuple[str, ...]:
+def _cells(result: ClaimResult) -> tuple[str, ...]:
     claim, finding = result.claim, result.finding
     again = finding.measured if finding.holds else f"DOES NOT HOLD: {finding.measured}"
     return claim.member, claim.property, claim.printed, claim.value, claim.status, claim.source, again
 
 
-def _table(console: Console, results: list[Result]) -> Table:
+def _table(console: Console, results: list[ClaimResult]) -> Table:
     """Cells in columns where there is room, otherwise one below the other."""
     table = look.table(HEADINGS, map(_cells, results))
     if not console.is_terminal or console.width >= 180:
@@ -99,7 +99,7 @@ def _table(console: Console, results: list[Result]) -> Table:
     return look.pairs(row for result in results for row in _entry(result))
 
 
-def _entry(result: Result) -> list[tuple[str, str]]:
+def _entry(result: ClaimResult) -> list[tuple[str, str]]:
     member, property, *rest = _cells(result)
     printed, value, status, source, again = rest
     return [

@@ -20,15 +20,15 @@ from rich.text import Text
 
 from manymax.cli.console import open_console, put, put_json, table
 from manymax.errors import ArgumentError
-from manymax.study.checkpoint import Standing
+from manymax.study.checkpoint import TrainingState
 from manymax.study.config import RunConfig
-from manymax.study.course import Progress
 from manymax.study.groups import GRADIENT
 from manymax.study.metrics import METRICS
-from manymax.study.options import Option, flat, flattened, options
 from manymax.study.parallel import PATIENCE, joined
 from manymax.study.records import Record
 from manymax.study.run import CHECKPOINT_SECONDS, assist, run
+from manymax.study.run_options import Option, flat, flattened, options
+from manymax.study.supervisor import ProgressReporter
 
 EXIT_DIVERGED, EXIT_STOPPED = 1, 130
 REFRESHES = 8  # a second
@@ -128,65 +128,65 @@ def _shown(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-class Lines(Progress):
+class Lines(ProgressReporter):
     """One line an epoch."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
 
-    def begin(self, config: RunConfig, folder: Path, standing: Standing) -> None:
+    def begin(self, config: RunConfig, folder: Path, state: TrainingState) -> None:
         """What is trained, and from where it goes on."""
         self.config = config
-        self.started, self.first = time.perf_counter(), standing.epoch
-        where = f", from epoch {standing.epoch + 1}, step {standing.step + 1}" if standing.step else ""
+        self.started, self.first = time.perf_counter(), state.epoch
+        where = f", from epoch {state.epoch + 1}, step {state.step + 1}" if state.step else ""
         names = f"{config.loss.name} on {config.backbone.name}, {config.data.source}"
         self.console.print(f"{names}, seed {config.seed}{where}: {folder}")
 
-    def epoch(self, standing: Standing, row: dict[str, Any]) -> None:
+    def epoch(self, state: TrainingState, row: dict[str, Any]) -> None:
         """The epoch's line."""
-        self.console.print(self.line(standing, row))
+        self.console.print(self.line(state, row))
 
-    def line(self, standing: Standing, row: dict[str, Any]) -> str:
+    def line(self, state: TrainingState, row: dict[str, Any]) -> str:
         """Epoch, loss, the watched metric, the best so far and the time that is left at most."""
         metric = self.config.monitored
         value = f"  {metric} {row[metric]:.4f}" if metric in row else ""
-        best = f"  best {standing.best_value:.4f} (epoch {standing.best_epoch})" if standing.best_value else ""
-        epoch = f"epoch {standing.epoch}/{self.config.training.epochs}"
-        return f"{epoch}  loss {row['loss']:.4f}{value}{best}  {self.left(standing)}".rstrip()
+        best = f"  best {state.best_value:.4f} (epoch {state.best_epoch})" if state.best_value else ""
+        epoch = f"epoch {state.epoch}/{self.config.training.epochs}"
+        return f"{epoch}  loss {row['loss']:.4f}{value}{best}  {self.left(state)}".rstrip()
 
-    def left(self, standing: Standing) -> str:
+    def left(self, state: TrainingState) -> str:
         """How long it takes if patience is never used up."""
-        done = standing.epoch - self.first
+        done = state.epoch - self.first
         if done < 1:
             return ""
-        seconds = (time.perf_counter() - self.started) / done * (self.config.training.epochs - standing.epoch)
+        seconds = (time.perf_counter() - self.started) / done * (self.config.training.epochs - state.epoch)
         return f"at most {_clock(seconds)} left"
 
 
 class Screen(Lines):
     """A line that moves with each step, and what each epoch left behind above it."""
 
-    def begin(self, config: RunConfig, folder: Path, standing: Standing) -> None:
+    def begin(self, config: RunConfig, folder: Path, state: TrainingState) -> None:
         """Open the moving line."""
-        super().begin(config, folder, standing)
+        super().begin(config, folder, state)
         self.live = Live(Text(""), console=self.console, refresh_per_second=REFRESHES, transient=True)
         self.shown = 0.0
         self.live.start()
 
-    def step(self, standing: Standing, loss: float, of: int) -> None:
+    def step(self, state: TrainingState, loss: float, of: int) -> None:
         """Move the line, as often as an eye can follow."""
         if (now := time.perf_counter()) - self.shown < 1 / REFRESHES:
             return
         self.shown = now
-        where = f"epoch {standing.epoch + 1}/{self.config.training.epochs}  step {standing.batch}/{of}"
-        self.live.update(Text(f"{where}  loss {loss:.4f}  {self.left(standing)}"))
+        where = f"epoch {state.epoch + 1}/{self.config.training.epochs}  step {state.batch}/{of}"
+        self.live.update(Text(f"{where}  loss {loss:.4f}  {self.left(state)}"))
 
     def end(self) -> None:
         """Close the moving line."""
         self.live.stop()
 
 
-def watch() -> Progress:
+def watch() -> ProgressReporter:
     """Progress on stderr: moving in a terminal, plain lines elsewhere."""
     console = Console(stderr=True, markup=False, emoji=False, highlight=False, soft_wrap=True)
     return Screen(console) if console.is_terminal else Lines(console)

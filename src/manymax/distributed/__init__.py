@@ -1,8 +1,8 @@
 """Class vectors split over ranks: heads whose losses and gradients are those of one machine."""
 
 from manymax.distributed.collectives import ProcessRanks
-from manymax.distributed.heads import ShardedHead
 from manymax.distributed.planning import Network, Plan, measure_network, plan, traffic
+from manymax.distributed.sharded_head import ShardedHead
 from manymax.distributed.sharding import even_sizes
 
 __all__ = ["Network", "Plan", "ProcessRanks", "ShardedHead", "even_sizes", "measure_network", "plan", "traffic"]

@@ -17,7 +17,7 @@ TOLERANCE = 0.1  # the expected relative error beyond which a prediction is out 
 
 
 @dataclass(frozen=True)
-class Case:
+class ApproximationInput:
     """Arguments that have been read, a block of rows.
 
     scores, log_probs, probs, log_q: (N, C). labels: (N, L) classes; shares: (N, L) their weights in the mean;
@@ -84,7 +84,7 @@ class Parts:
 
 
 @dataclass(frozen=True)
-class Draws:
+class DrawTheory:
     """How an approximation that draws negatives is followed from one k to the next, and drawn.
 
     prepare: (case, largest k) to what serves every k up to that.
@@ -92,9 +92,9 @@ class Draws:
     deviations: (case with one label a row, ids (D, k)) to loss minus baseline loss and offset on these draws, (N, D).
     """
 
-    prepare: Callable[[Case, int], Any]
-    exact: Callable[[Case, Any], tuple[Tensor, Tensor]]
-    deviations: Callable[[Case, Tensor], Tensor]
+    prepare: Callable[[ApproximationInput, int], Any]
+    exact: Callable[[ApproximationInput, Any], tuple[Tensor, Tensor]]
+    deviations: Callable[[ApproximationInput, Tensor], Tensor]
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def merged(*columns: Tensor) -> Sparse:
 
 
 @dataclass
-class Result:
+class BlockResult:
     """What a kernel returns for a block: losses (n,), parts of the gradient, gradient in its setting."""
 
     losses: Tensor
@@ -93,7 +93,7 @@ class Kernel:
         out, to (n,); it is given the setting too where there is one. None where the form is just divided by |t|.
     """
 
-    run: Callable[[Block], Result]
+    run: Callable[[Block], BlockResult]
     setting: Tensor | None = None
     omega: Callable[..., Tensor] | None = None
 
@@ -211,7 +211,7 @@ def run(
     linear_weight: Tensor,
     linear_bias: Tensor | None,
     target: RowTarget,
-    kernel: Callable[[Block], Result],
+    kernel: Callable[[Block], BlockResult],
     keywords: Keywords,
     shards: Shards,
     wants: tuple[bool, bool, bool],
@@ -280,7 +280,7 @@ def _rescore(
     return score(queries[rows], None if ids is None else ids[rows], queries.new_empty(len(rows), padded))
 
 
-def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
+def refuse_second_derivatives(backward: Callable[..., Any]) -> Callable[..., Any]:
     """A backward that refuses `create_graph=True`, where its result would pass for a constant."""
 
     @wraps(backward)
@@ -323,7 +323,7 @@ class BlockLoss(torch.autograd.Function):
         linear_bias: Tensor | None,
         setting: Tensor | None,
         target: RowTarget,
-        kernel: Callable[[Block], Result],
+        kernel: Callable[[Block], BlockResult],
         keywords: Keywords,
         shards: Shards,
     ) -> Tensor:
@@ -336,7 +336,7 @@ class BlockLoss(torch.autograd.Function):
         return (losses * target.factor).sum()
 
     @staticmethod
-    @first_order
+    @refuse_second_derivatives
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.grads is None:
             raise ManymaxError(
@@ -369,7 +369,7 @@ class BlockRows(torch.autograd.Function):
         linear_bias: Tensor | None,
         setting: Tensor | None,
         target: RowTarget,
-        kernel: Callable[[Block], Result],
+        kernel: Callable[[Block], BlockResult],
         keywords: Keywords,
         shards: Shards,
     ) -> Tensor:
@@ -379,7 +379,7 @@ class BlockRows(torch.autograd.Function):
         return run(input, linear_weight, linear_bias, plain, kernel, keywords, shards, (False, False, False))[0]
 
     @staticmethod
-    @first_order
+    @refuse_second_derivatives
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         input, linear_weight, linear_bias = ctx.saved_tensors
         wants = tuple(ctx.needs_input_grad[:3])

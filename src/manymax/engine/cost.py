@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 
 from manymax.engine.options import PAD, HeadOptions
 from manymax.errors import ArgumentError
-from manymax.ops.picked import table_is_cheaper
+from manymax.ops.selected_scores import table_is_cheaper
 
 FLOAT, DOUBLE = 4, 8  # bytes; sums over ranks travel in float64
 PER_STEP = 250  # calls of a step that has next to nothing to do: checks, targets, autograd

@@ -16,21 +16,21 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from manymax.engine.linear import Call
+from manymax.engine.linear import HeadCall
 from manymax.engine.member import Member
-from manymax.engine.picked_scores import EntryScores, PickedScores, SharedRows
 from manymax.engine.ranks import Ranks
-from manymax.engine.sample import DrawnKernel, Sample, check_values, read_log_q
+from manymax.engine.sampled_scores import DrawnKernel, SampledScores, check_values, read_log_q
+from manymax.engine.selected_scores import EntryScores, SelectedScores, SharedRows
 from manymax.engine.target import Target
 from manymax.errors import ArgumentError, ArgumentTypeError
 from manymax.ops.checks import visible
 from manymax.ops.lookup import lookup
-from manymax.ops.picked import picked_scores
+from manymax.ops.selected_scores import selected_scores
 from manymax.samplers.base import Draw, Sampler
 
 
 @dataclass(frozen=True)
-class Draws:
+class DrawSettings:
     """What a sampled head draws: `sampler` and `num_negatives`, k."""
 
     sampler: Sampler
@@ -45,7 +45,7 @@ def check_sampler(sampler: object, num_classes: int) -> None:
         raise ArgumentError(f"`sampler` draws from {sampler.num_classes} classes, `linear_weight` has {num_classes}.")
 
 
-class Pairs(NamedTuple):
+class PositivePairs(NamedTuple):
     """One row per positive: its query's row, its class and its weight."""
 
     rows: Tensor
@@ -58,17 +58,17 @@ class Pairs(NamedTuple):
         return self.rows if (self.rows[1:] == self.rows[:-1]).any() else None
 
 
-def read_pairs(read: Target) -> Pairs:
+def read_positive_pairs(read: Target) -> PositivePairs:
     """The positives of a target, row after row."""
     rows, column = (read.weights != 0).nonzero(as_tuple=True)
     classes = column if read.ids is None else read.ids[rows, column]
-    return Pairs(rows, classes, read.weights[rows, column])
+    return PositivePairs(rows, classes, read.weights[rows, column])
 
 
-def sampled_loss(member: Member, call: Call, settings: Mapping[str, Any], draws: Draws) -> Tensor:
+def sampled_loss(member: Member, call: HeadCall, settings: Mapping[str, Any], draws: DrawSettings) -> Tensor:
     """The loss of a call with fresh negatives, the same on every rank."""
     kernel: DrawnKernel = member.needed("kernel")(**settings)
-    pairs = read_pairs(call.target)
+    pairs = read_positive_pairs(call.target)
     call = replace(call, queries=call.shards.ranks.spread(call.queries))
     losses = call.queries.new_zeros(len(call.queries))
     if len(pairs.rows):
@@ -79,7 +79,9 @@ def sampled_loss(member: Member, call: Call, settings: Mapping[str, Any], draws:
         losses = losses.index_add(0, pairs.rows, pairs.weights * kernel.rows(sample))
     else:  # nothing to learn from: sums of nothing have zero gradients, sparse if asked for
         none = pairs.rows.new_empty(0, 1)
-        nothing = PickedScores.apply(call.queries[:0], call.vectors, pairs.rows, none, call.keywords.sparse_grad).sum()
+        nothing = SelectedScores.apply(
+            call.queries[:0], call.vectors, pairs.rows, none, call.keywords.sparse_grad
+        ).sum()
         losses = losses + (nothing if call.bias is None else nothing + call.bias[:0].sum())
     if call.keywords.multilabel == "normalized":
         total = call.target.weights.sum(1)
@@ -87,7 +89,7 @@ def sampled_loss(member: Member, call: Call, settings: Mapping[str, Any], draws:
     return call.reduced(losses)
 
 
-def _draw(call: Call, pairs: Pairs, draws: Draws) -> Draw:
+def _draw(call: HeadCall, pairs: PositivePairs, draws: DrawSettings) -> Draw:
     """The negatives; on several ranks the draw of the first one's generator, made by every rank for itself."""
     queries, ranks = call.queries.detach(), call.shards.ranks
     known: dict[str, Any] = {"scores": _shared_scores(call, pairs)}
@@ -119,13 +121,13 @@ def _own_scores(
         if ids.dim() == 1:
             found = input[rows] @ lookup(linear_weight, ids).T
         else:
-            found = picked_scores(input, linear_weight, ids, rows)
+            found = selected_scores(input, linear_weight, ids, rows)
         return found if linear_bias is None else found + lookup(linear_bias, ids)
 
     return scores
 
 
-def _shared_scores(call: Call, pairs: Pairs) -> Callable[[Tensor], Tensor]:
+def _shared_scores(call: HeadCall, pairs: PositivePairs) -> Callable[[Tensor], Tensor]:
     """The same where ranks share the classes: each adds the scores of its own."""
     shards = call.shards
 
@@ -170,16 +172,16 @@ def proposal_of(draw: Draw, num_classes: int, batch: int) -> tuple[Tensor | floa
 # One rank ----------------------------------------------------------------------------------------
 
 
-def _here(call: Call, pairs: Pairs, draw: Draw, kernel: DrawnKernel) -> Sample:
+def _here(call: HeadCall, pairs: PositivePairs, draw: Draw, kernel: DrawnKernel) -> SampledScores:
     """Scores of the positives (M,) and of the negatives (M, k), with log q."""
     rows, target, sparse_grad = pairs.rows, pairs.classes, call.keywords.sparse_grad
     if draw.shared:
-        scores = PickedScores.apply(call.queries, call.vectors, rows, target.unsqueeze(1), sparse_grad)
+        scores = SelectedScores.apply(call.queries, call.vectors, rows, target.unsqueeze(1), sparse_grad)
         positive = scores.squeeze(1)
         negative = call.queries[rows] @ SharedRows.apply(call.vectors, draw.ids, sparse_grad).T
     else:
         ids = torch.cat([target.unsqueeze(1), draw.ids], 1)
-        both = PickedScores.apply(call.queries, call.vectors, rows, ids, sparse_grad)
+        both = SelectedScores.apply(call.queries, call.vectors, rows, ids, sparse_grad)
         positive, negative = both[:, 0], both[:, 1:]
     if call.bias is not None:
         positive, negative = positive + call.bias[target], negative + call.bias[draw.ids]
@@ -190,7 +192,7 @@ def _here(call: Call, pairs: Pairs, draw: Draw, kernel: DrawnKernel) -> Sample:
     if kernel.masks_hits:
         negative = torch.where(draw.hits(target).expand(negative.shape), -torch.inf, negative)
     log_q_positive, log_q = proposal_of(draw, call.shards.num_classes, len(target))
-    return Sample(
+    return SampledScores(
         positive,
         negative,
         read_log_q("log_q_positive", log_q_positive, positive, tuple(positive.shape)),
@@ -211,14 +213,14 @@ class _Own(NamedTuple):
     own: Tensor
 
 
-def _entry_scores(call: Call, rows: Tensor, ids: Tensor) -> Tensor:
+def _entry_scores(call: HeadCall, rows: Tensor, ids: Tensor) -> Tensor:
     """The scores of entries (row, class of this rank), (E,) each, sorted by row."""
     own = ids - call.shards.start
     scores = EntryScores.apply(call.queries, call.vectors, rows, own, call.keywords.sparse_grad)
     return scores if call.bias is None else scores + call.bias[own]
 
 
-def _of_all_ranks(call: Call, pairs: Pairs, draw: Draw, kernel: DrawnKernel) -> Sample:
+def _of_all_ranks(call: HeadCall, pairs: PositivePairs, draw: Draw, kernel: DrawnKernel) -> SampledScores:
     """Scores of all positives (M,), and of the negatives of this rank (M, K), with log q."""
     classes = pairs.classes
     positive = _positive(call, pairs)
@@ -232,7 +234,7 @@ def _of_all_ranks(call: Call, pairs: Pairs, draw: Draw, kernel: DrawnKernel) -> 
         for log_q in proposal_of(draw, call.shards.num_classes, len(classes))
     )
     _check_log_q(log_q_positive, log_q)
-    return Sample(
+    return SampledScores(
         positive,
         negative,
         log_q_positive.expand(len(classes)),
@@ -243,7 +245,7 @@ def _of_all_ranks(call: Call, pairs: Pairs, draw: Draw, kernel: DrawnKernel) -> 
     )
 
 
-def _positive(call: Call, pairs: Pairs) -> Tensor:
+def _positive(call: HeadCall, pairs: PositivePairs) -> Tensor:
     """The scores of the positives, (M,), each from the rank that has it."""
     shards = call.shards
     mine = shards.inside(pairs.classes).nonzero().squeeze(1)
@@ -257,7 +259,7 @@ def _positive(call: Call, pairs: Pairs) -> Tensor:
     return positive
 
 
-def _shared(call: Call, pairs: Pairs, draw: Draw) -> _Own:
+def _shared(call: HeadCall, pairs: PositivePairs, draw: Draw) -> _Own:
     """The shared negatives of this rank and one at -inf."""
     shards = call.shards
     column = shards.inside(draw.ids).nonzero().squeeze(1)
@@ -270,7 +272,7 @@ def _shared(call: Call, pairs: Pairs, draw: Draw) -> _Own:
     return _Own(pad(scores, (0, 1), value=-torch.inf), pad(column, (0, 1)).expand(len(scores), -1), pad(own, (0, 1)))
 
 
-def _per_row(call: Call, pairs: Pairs, draw: Draw) -> _Own:
+def _per_row(call: HeadCall, pairs: PositivePairs, draw: Draw) -> _Own:
     """The same for draws of each row: those of this rank are moved to the left."""
     inside = call.shards.inside(draw.ids)
     row, column = inside.nonzero(as_tuple=True)

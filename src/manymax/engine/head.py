@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from manymax.engine.linear import Call
+from manymax.engine.linear import HeadCall
 from manymax.engine.member import Member
 from manymax.engine.options import ALL_OPTIONS
 from manymax.engine.ranking import linear_scores, linear_topk
@@ -69,11 +69,11 @@ class LinearHead(nn.Module):
 
     def read(
         self, input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, target: Tensor | Target, shards: Shards
-    ) -> Call:
+    ) -> HeadCall:
         """A call with the class vectors of one rank, read and checked there."""
         raise ArgumentError(f"{type(self).__name__} has no class vectors to be split over ranks.")
 
-    def compute(self, call: Call) -> Tensor:
+    def compute(self, call: HeadCall) -> Tensor:
         """The loss of a call, the same on every rank."""
         raise ArgumentError(f"{type(self).__name__} has no class vectors to be split over ranks.")
 

@@ -26,7 +26,7 @@ from manymax.ops.reduction import reduce
 
 
 @dataclass(frozen=True)
-class Call:
+class HeadCall:
     """One call of a head that has been read and checked on this rank.
 
     queries: (N, d). vectors, bias: (classes of this rank, d) and (classes of this rank,). All in the dtype of the
@@ -95,7 +95,7 @@ def read_call(
     target: Tensor | Target,
     keywords: Keywords,
     shards: Shards | None = None,
-) -> Call:
+) -> HeadCall:
     """Check the arguments of a call and bring them into one form.
 
     Args:
@@ -125,7 +125,7 @@ def read_call(
     check_live(read, live, shards)
     flat = queries.reshape(-1, queries.shape[-1])
     vectors = in_dtype(linear_weight, queries.dtype)
-    return Call(flat, vectors, bias, live, read, keywords, shards, input.shape[:-1], dtype)
+    return HeadCall(flat, vectors, bias, live, read, keywords, shards, input.shape[:-1], dtype)
 
 
 def check_constant(target: Tensor | Target, weight: Tensor | None) -> None:
@@ -139,7 +139,7 @@ def check_constant(target: Tensor | Target, weight: Tensor | None) -> None:
             )
 
 
-def blocked_loss(call: Call, kernel: Kernel) -> Tensor:
+def blocked_loss(call: HeadCall, kernel: Kernel) -> Tensor:
     """The loss of a call by a kernel that works block by block.
 
     The kernel completes its sums over the ranks, autograd those of the shared tensors.
@@ -185,11 +185,11 @@ def omega_rows(rows: RowTarget, omega: Callable[[Tensor], Tensor], step: int) ->
     return torch.where(rows.total > 0, torch.cat(values) if values else rows.total, 0)
 
 
-def exact_loss(member: Member, call: Call, settings: Mapping[str, Any]) -> Tensor:
+def exact_loss(member: Member, call: HeadCall, settings: Mapping[str, Any]) -> Tensor:
     """The loss of an exact member, whose kernel goes over blocks of scores."""
     return blocked_loss(call, member.needed("kernel")(**settings))
 
 
-def quadratic_loss(member: Member, call: Call, settings: Mapping[str, Any]) -> Tensor:
+def quadratic_loss(member: Member, call: HeadCall, settings: Mapping[str, Any]) -> Tensor:
     """The loss of a member that needs moments of the class vectors and no scores."""
     return call.reduced(member.needed("kernel")(**settings)(call))

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from manymax.engine.approximation import Case, Draws, Parts, Variant
+from manymax.engine.approximation import ApproximationInput, DrawTheory, Parts, Variant
 from manymax.engine.cost import CostOf, TrafficOf
 from manymax.engine.fenchel_young import FenchelYoung
 from manymax.errors import ArgumentError, ArgumentTypeError, ManymaxError
@@ -74,7 +74,7 @@ class Facts:
     bias, variance   of the estimated log partition, for approximations
     """
 
-    order: Fact | None
+    order_preservation: Fact | None
     fenchel_young: Fact
     convex: Fact
     calibrated: Fact
@@ -147,9 +147,9 @@ class Approximation:
     variants: settings that a diagnosis shows.
     """
 
-    parts: Callable[[Case], Parts]
+    parts: Callable[[ApproximationInput], Parts]
     settings: tuple[Setting, ...] = ()
-    draws: Draws | None = None
+    draws: DrawTheory | None = None
     needs_tree: bool = False
     by_probability: Callable[[Mapping[str, Any]], bool] = lambda settings: False
     variants: tuple[Variant, ...] = (Variant(),)
@@ -181,7 +181,7 @@ class Theory:
 class Member:
     """One row of `FAMILY`: everything else in the project reads members, not files.
 
-    name, title, aliases, reference: how people call it, and where it comes from.
+    name, title, aliases, citation: how people call it, and where it comes from.
     class_name: its name in those of classes, `LinearTaylorSoftmaxLoss`; made from `name` if it is left out.
     kind: "exact" (sees all scores in blocks), "sampled" (a positive and drawn negatives), "tree", "quadratic" (moments
         of the class vectors).
@@ -193,8 +193,9 @@ class Member:
     takes: which targets it takes.
     kernel: what its head computes, given its settings as keyword arguments. Of an exact member a
         `manymax.engine.blocks.Kernel`, which turns blocks of scores into losses and gradients; of a quadratic one a
-        function from a call to the losses of its rows; of a sampled one a `manymax.engine.sample.DrawnKernel`, from
-        scores and draws to the losses of the positives. A tree has none and brings a `head`.
+        function from a call to the losses of its rows; of a sampled one a
+        `manymax.engine.sampled_scores.DrawnKernel`, from scores and draws to the losses of the positives. A tree has
+        none and brings a `head`.
     check: raises where its settings, given as keyword arguments with `num_negatives`, do not go together.
     head, head_function: its head as a module and as a function, where they are not built from its kernel.
     native: whether the native back end has its kernel.
@@ -214,7 +215,7 @@ class Member:
     module: type[nn.Module] | None
     formulas: Formulas
     facts: Facts
-    reference: str
+    citation: str
     map: Callable[..., Tensor] | None = None
     foundation: Callable[..., FenchelYoung] | None = None
     aliases: tuple[str, ...] = ()

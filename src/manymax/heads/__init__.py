@@ -1,7 +1,7 @@
 """Heads: queries and class vectors to a loss, in blocks, never the (rows, classes) table.
 
-Every row of `FAMILY` and `REFERENCES` has a function, `linear_<name>_loss`, and a module, `Linear<Name>Loss`; they are
-built from its record by `head_function` and `head_class`, which take a member of your own as well.
+Every row of `FAMILY` and `REFERENCE_LOSSES` has a function, `linear_<name>_loss`, and a module, `Linear<Name>Loss`;
+they are built from its entry by `head_function` and `head_class`, which take a member of your own as well.
 """
 
 from typing import Any
@@ -11,10 +11,10 @@ from manymax.engine.options import HeadOptions
 from manymax.engine.ranking import linear_scores, linear_topk
 from manymax.engine.row_target import group_pairs
 from manymax.heads.build import class_name, function_name, head_class, head_function
-from manymax.members import FAMILY, REFERENCES
+from manymax.members import FAMILY, REFERENCE_LOSSES
 
 _built: dict[str, Any] = {}
-for _member in (*FAMILY.values(), *REFERENCES.values()):
+for _member in (*FAMILY.values(), *REFERENCE_LOSSES.values()):
     _built[function_name(_member)] = head_function(_member)
     _built[class_name(_member)] = head_class(_member)
 globals().update(_built)

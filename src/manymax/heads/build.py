@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from manymax.engine.drawn import Draws, check_sampler, sampled_loss
+from manymax.engine.drawn import DrawSettings, check_sampler, sampled_loss
 from manymax.engine.head import LinearHead
 from manymax.engine.linear import check_linear, exact_loss, quadratic_loss, read_call
 from manymax.engine.member import Member, Setting
@@ -95,11 +95,11 @@ def _base(member: Member) -> type[KernelHead]:
     return MODULES[member.kind]
 
 
-def _draws(name: str, given: dict[str, Any]) -> Draws:
+def _draws(name: str, given: dict[str, Any]) -> DrawSettings:
     """Sampler and number of negatives, taken from the arguments."""
     if "sampler" not in given:
         raise TypeError(f"{name}() missing 1 required positional argument: 'sampler'")
-    return Draws(given.pop("sampler"), given.pop("num_negatives", 100))
+    return DrawSettings(given.pop("sampler"), given.pop("num_negatives", 100))
 
 
 def _in_order(name: str, more: tuple[Any, ...], places: list[str], given: Mapping[str, Any]) -> dict[str, Any]:

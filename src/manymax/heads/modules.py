@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from manymax.engine.drawn import Draws, check_sampler, sampled_loss
+from manymax.engine.drawn import DrawSettings, check_sampler, sampled_loss
 from manymax.engine.head import LinearHead
-from manymax.engine.linear import Call, exact_loss, quadratic_loss, read_call
+from manymax.engine.linear import HeadCall, exact_loss, quadratic_loss, read_call
 from manymax.engine.member import Setting
 from manymax.engine.options import EXACT_KEYWORDS, SAMPLED_KEYWORDS, Keywords, read_keywords
 from manymax.engine.ranks import Shards
@@ -77,7 +77,7 @@ class KernelHead(LinearHead):
 
     def read(
         self, input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, target: Tensor | Target, shards: Shards
-    ) -> Call:
+    ) -> HeadCall:
         """A call with the class vectors of one rank, read and checked there."""
         keywords = Keywords(**{name: getattr(self, name) for name in self.keywords})
         return read_call(self.member, input, linear_weight, linear_bias, target, keywords, shards)
@@ -125,7 +125,7 @@ class ExactHead(KernelHead):
         'Gradients are computed in the forward, block by block, for "mean" and "sum"; there are no second derivatives.'
     )
 
-    def compute(self, call: Call) -> Tensor:
+    def compute(self, call: HeadCall) -> Tensor:
         """The loss of a call, the same on every rank."""
         return exact_loss(self.member, call, self.settings())
 
@@ -138,7 +138,7 @@ class QuadraticHead(KernelHead):
     honours = frozenset({"retain_graph"})  # which autograd does by itself
     honours_why = "it has no blocks of scores, and its gradient touches all class vectors"
 
-    def compute(self, call: Call) -> Tensor:
+    def compute(self, call: HeadCall) -> Tensor:
         """The loss of a call, the same on every rank."""
         return quadratic_loss(self.member, call, self.settings())
 
@@ -166,6 +166,6 @@ class SampledHead(KernelHead):
             self.member.check(num_negatives=num_negatives, **self.settings())
         self.num_negatives = num_negatives
 
-    def compute(self, call: Call) -> Tensor:
+    def compute(self, call: HeadCall) -> Tensor:
         """The loss of a call with fresh negatives, the same on every rank."""
-        return sampled_loss(self.member, call, self.settings(), Draws(self.sampler, self.num_negatives))
+        return sampled_loss(self.member, call, self.settings(), DrawSettings(self.sampler, self.num_negatives))

@@ -30,9 +30,9 @@ FAMILY: Table[Member] = Table(
 )
 
 # Losses that the family is compared with: rows with the same fields, so that heads and studies take them like members.
-REFERENCES: Table[Member] = Table("reference", bpr.MEMBER, bce.MEMBER)
+REFERENCE_LOSSES: Table[Member] = Table("reference", bpr.MEMBER, bce.MEMBER)
 
 # What approximations are measured against, and what every comparison is made with.
 BASELINE: Member = softmax.MEMBER
 
-__all__ = ["BASELINE", "FAMILY", "REFERENCES"]
+__all__ = ["BASELINE", "FAMILY", "REFERENCE_LOSSES"]

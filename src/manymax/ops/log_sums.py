@@ -21,7 +21,7 @@ EULER = 0.5772156649015329
 STEP = 0.25  # in u: the error of the rule is about exp(-pi^2 / step), 1e-17
 BINS = 512  # that many classes, four times, are summed one by one; more of them in bins
 NOTHING = 60  # by so much is log w below the largest where w is nothing beside it
-BLOCK = 2**20  # numbers at once
+NUMBERS_PER_BLOCK = 2**20  # numbers at once
 
 
 def log_sum_moments(first: Tensor, terms: Tensor, q: Tensor, num_negatives: int) -> tuple[Tensor, Tensor]:
@@ -72,7 +72,7 @@ def grid(smallest: Tensor, largest_mean: Tensor, second: Tensor) -> Tensor:
 
 def transform(weights: Tensor, q: Tensor, log_points: Tensor) -> Tensor:
     """phi(t) - 1 = E[exp(-t w)] - 1, (..., T), for weights and q (..., C), where few of them need memory at once."""
-    size = max(1, BLOCK // weights.numel())
+    size = max(1, NUMBERS_PER_BLOCK // weights.numel())
     blocks = [
         torch.einsum("...c,...tc->...t", q, torch.expm1(-t.unsqueeze(-1) * weights.unsqueeze(-2)))
         for t in log_points.exp().split(size)

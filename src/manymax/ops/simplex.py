@@ -35,7 +35,7 @@ from manymax.ops.row_blocks import row_blocks
 GROUP = 16  # classes per group
 LIKE_COUNTS = (8, 64, 1 << 40)  # rows with up to so many open groups go together
 SMALL = 512  # rows this short are searched whole, in float64
-BLOCK = 1 << 18  # scores per block: the scratch of a block stays in the second-level cache
+SCORES_PER_BLOCK = 1 << 18  # scores per block: the scratch of a block stays in the second-level cache
 SWEEP = 1 << 23  # scores per block of the pass over group maxima, which streams and keeps nothing
 LOG1P_BELOW = 0.25  # for smaller beta u = 1 + beta v is kept as v, because log(u) / beta would lose digits
 
@@ -182,13 +182,13 @@ def candidates(scores: Tensor, beta: float) -> tuple[list[Candidates], Tensor, T
     Returns:
         the candidates of the rows that have few, the other rows (m,), and the maxima of all rows (rows, 1).
     """
-    heads = group_maxima(scores)
-    maximum = heads.amax(1, keepdim=True)
+    group_tops = group_maxima(scores)
+    maximum = group_tops.amax(1, keepdim=True)
     # started above the root the search stays above it, so a few steps give a bound too
-    bound = _newton(heads - maximum, beta, steps=6)
+    bound = _newton(group_tops - maximum, beta, steps=6)
     # it is in working precision: widen it by more than its error
     cut = -1 / beta - (bound + 1e-4) if _in_v(beta) else -(bound * (1 + 1e-4)) / beta
-    return (*collect(scores, heads, maximum, maximum, cut), maximum)
+    return (*collect(scores, group_tops, maximum, maximum, cut), maximum)
 
 
 def group_maxima(scores: Tensor) -> Tensor:
@@ -200,7 +200,7 @@ def group_maxima(scores: Tensor) -> Tensor:
 
 
 def collect(
-    scores: Tensor, heads: Tensor, maximum: Tensor, reference: Tensor, cut: Tensor
+    scores: Tensor, group_tops: Tensor, maximum: Tensor, reference: Tensor, cut: Tensor
 ) -> tuple[list[Candidates], Tensor]:
     """The classes with s - reference > cut, (rows, 1) each, for the rows that have few of them; and the other rows.
 
@@ -209,14 +209,14 @@ def collect(
     first: reference + cut would be rounded to the reference where scores are large.
     """
     width = scores.shape[1] // GROUP
-    count = (heads[:, :width] - reference > cut).sum(1)
+    count = (group_tops[:, :width] - reference > cut).sum(1)
     few = count <= max(1, width // 8)
     if width == 0:
         few = torch.zeros_like(few)
     found, rest = [], (~few).nonzero().squeeze(1)
     if len(rest) < len(few):
         for rows in _of_like_counts(torch.where(few, count, -1)):
-            found.append(_of_groups(scores, heads, maximum, rows, int(count[rows].max())))
+            found.append(_of_groups(scores, group_tops, maximum, rows, int(count[rows].max())))
     # if most groups are open there are more classes above the cut than groups: nothing to select
     some = rest[count[rest] <= 0.63 * width] if width else rest
     if not len(some):
@@ -241,11 +241,11 @@ def _of_like_counts(count: Tensor) -> Iterator[Tensor]:
         low = high
 
 
-def _of_groups(scores: Tensor, heads: Tensor, maximum: Tensor, rows: Tensor, k: int) -> Candidates:
+def _of_groups(scores: Tensor, group_tops: Tensor, maximum: Tensor, rows: Tensor, k: int) -> Candidates:
     """All classes of the k groups with the largest maxima, and those that are in no group."""
     everything, classes = len(rows) == len(scores), scores.shape[1]
     width = classes // GROUP
-    tops = heads if everything else heads[rows]
+    tops = group_tops if everything else group_tops[rows]
     chosen = tops[:, :width].topk(k, sorted=False).indices  # (n, k); group l holds l, l + width, ...
     steps = width * torch.arange(GROUP, device=scores.device)
     ids = (steps[:, None] + chosen[:, None, :]).reshape(len(rows), GROUP * k)
@@ -287,7 +287,7 @@ def solve_wide_(d: Tensor, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
     Newton over the whole row, from a start found on every 16th class; some rows at a time, which stay in cache.
     """
     beta, classes = alpha - 1, d.shape[1]
-    blocks = row_blocks(d.shape[0], d.shape[1], BLOCK)
+    blocks = row_blocks(d.shape[0], d.shape[1], SCORES_PER_BLOCK)
     scratch = torch.empty_like(d[blocks[0]]) if blocks else d
     low, high = (float(_level(torch.tensor(top, dtype=torch.float64).log(), beta)) for top in (1 / classes, 1.0))
     sample = d[:, ::GROUP].contiguous()
@@ -309,7 +309,7 @@ def _solve_long(scores: Tensor, alpha: float) -> list[Tensor]:
     for found in parts:
         _, tops, values = solve_few(found, alpha)
         log_top[found.rows], conjugate[found.rows] = tops, values.to(scores.dtype)
-    for block in row_blocks(len(wide), scores.shape[1], BLOCK):
+    for block in row_blocks(len(wide), scores.shape[1], SCORES_PER_BLOCK):
         rows = wide[block]
         _, log_top[rows], conjugate[rows] = solve_wide_(scores[rows].sub_(maximum[rows]), alpha)
     return [maximum, log_top, conjugate]
@@ -338,7 +338,7 @@ def solve(scores: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     shared = float(alpha) if alpha.ndim == 0 else None
     long = shared is not None and shared > 1 and classes > SMALL
     parts: list[list[Tensor]] = []
-    for block in row_blocks(rows, classes, SWEEP if long else BLOCK):
+    for block in row_blocks(rows, classes, SWEEP if long else SCORES_PER_BLOCK):
         part = scores[block].contiguous()
         if shared == 1:
             parts.append(_solve_exponential(part))
@@ -356,7 +356,7 @@ def apply(scores: Tensor, alpha: Tensor, maximum: Tensor, log_top: Tensor, scale
     """scale p, (rows, classes), from what `solve` returned; `scale` is (rows,)."""
     out = torch.empty_like(scores, memory_format=torch.contiguous_format)
     shared = float(alpha) if alpha.ndim == 0 else None
-    for block in row_blocks(scores.shape[0], scores.shape[1], BLOCK):
+    for block in row_blocks(scores.shape[0], scores.shape[1], SCORES_PER_BLOCK):
         if shared == 1:
             probs = torch.softmax(scores[block], 1, out=out[block])
         else:
@@ -371,7 +371,7 @@ def apply(scores: Tensor, alpha: Tensor, maximum: Tensor, log_top: Tensor, scale
 def vjp(probs: Tensor, alpha: float, grad: Tensor) -> Tensor:
     """J g = a (g - <a, g> / sum a) with a = p^(2 - alpha) on the support, block by block."""
     out = torch.empty_like(probs)
-    for block in row_blocks(probs.shape[0], probs.shape[1], BLOCK):
+    for block in row_blocks(probs.shape[0], probs.shape[1], SCORES_PER_BLOCK):
         p, g = probs[block], grad[block]
         a = p.sign() if alpha == 2 else p.sqrt() if alpha == 1.5 else p if alpha == 1 else p.pow(2 - alpha)
         mean = (a * g).sum(1, keepdim=True) / a.sum(1, keepdim=True)

@@ -16,7 +16,7 @@ from functools import partial
 from manymax.engine.member import Fact
 from manymax.members import FAMILY
 from manymax.paper import evidence
-from manymax.paper.evidence import Check, Finding
+from manymax.paper.evidence import Check, CheckResult
 
 TABLES = {
     "Table 1": "exact members",
@@ -41,23 +41,23 @@ class Claim:
     status: str
     check: Check
 
-    def run(self) -> Result:
+    def run(self) -> ClaimResult:
         """The claim and what its check finds now; a check that breaks does not hold."""
         try:
-            return Result(self, self.check())
+            return ClaimResult(self, self.check())
         except Exception as fault:
-            return Result(self, Finding(False, f"the check broke: {type(fault).__name__}: {fault}"))
+            return ClaimResult(self, CheckResult(False, f"the check broke: {type(fault).__name__}: {fault}"))
 
 
 @dataclass(frozen=True)
-class Result:
+class ClaimResult:
     """A claim and what was found when it was run."""
 
     claim: Claim
-    finding: Finding
+    finding: CheckResult
 
 
-def run_claims(tables: Iterable[str] = tuple(TABLES)) -> Iterator[Result]:
+def run_claims(tables: Iterable[str] = tuple(TABLES)) -> Iterator[ClaimResult]:
     """Run the checks of the given tables, in order, one result at a time.
 
     Example:
@@ -84,11 +84,20 @@ def _cell(table: str, member: str, name: str, property: str, printed: str, statu
 def _table_1() -> Iterator[Claim]:
     cell = partial(_cell, "Table 1")
     for name in ("softmax", "sparsemax", "entmax"):
-        yield cell(name, "calibrated", "consistency", "yes", "confirmed", partial(evidence.order.consistent, name))
-    yield cell("rankmax", "calibrated", "consistency", "yes", "contradicted", evidence.order.rankmax_ties)
+        yield cell(
+            name, "calibrated", "consistency", "yes", "confirmed", partial(evidence.order_preservation.consistent, name)
+        )
+    yield cell("rankmax", "calibrated", "consistency", "yes", "contradicted", evidence.order_preservation.rankmax_ties)
     printed = {"softmax": "SOP", "sparsemax": "WOP", "entmax": "WOP", "rankmax": "WOP"}
     for name, order in printed.items():
-        yield cell(name, "order", "order", order, "confirmed", partial(evidence.order.order, name))
+        yield cell(
+            name,
+            "order_preservation",
+            "order",
+            order,
+            "confirmed",
+            partial(evidence.order_preservation.keeps_order, name),
+        )
     for name, bound, status in (
         ("softmax", "1/2", "confirmed"),
         ("sparsemax", "1", "confirmed"),
@@ -111,12 +120,19 @@ EXACT_COSTS = {
 def _table_2() -> Iterator[Claim]:
     cell, table = partial(_cell, "Table 2"), "Table 2"
     for name in ("sampled_softmax", "nce"):
-        check = partial(evidence.order.log_p_for_every_k, name)
+        check = partial(evidence.order_preservation.log_p_for_every_k, name)
         yield cell(name, "calibrated", "consistency", "asymptotic", "corrected", check)
     yield cell(
-        "hierarchical_softmax", "calibrated", "consistency", "no", "contradicted", evidence.order.tree_is_consistent
+        "hierarchical_softmax",
+        "calibrated",
+        "consistency",
+        "no",
+        "contradicted",
+        evidence.order_preservation.tree_is_consistent,
     )
-    yield cell("rg", "calibrated", "consistency", "yes", "confirmed", partial(evidence.order.consistent, "rg"))
+    yield cell(
+        "rg", "calibrated", "consistency", "yes", "confirmed", partial(evidence.order_preservation.consistent, "rg")
+    )
     yield cell("sampled_softmax", "smoothness", "smoothness", "1/2", "confirmed", evidence.curvature.sampled_supremum)
     yield cell("nce", "smoothness", "smoothness", "1/4", "corrected", evidence.curvature.nce_supremum)
     yield cell("hierarchical_softmax", "smoothness", "smoothness", "1/2", "corrected", evidence.curvature.tree_supremum)
@@ -275,7 +291,7 @@ def _text() -> Iterator[Claim]:
             "the sum over positives follows E[y]: DCG and P@k; the normalized form E[y/|y|]: R@k; neither NDCG",
             "section 2.3, appendix A.1",
             "contradicted",
-            evidence.order.multilabel_metrics,
+            evidence.order_preservation.multilabel_metrics,
         ),
         (
             "softmax",
@@ -284,7 +300,7 @@ def _text() -> Iterator[Claim]:
             "not for three classes or more; the order of the scores is kept all the same",
             "section 3.1.3",
             "contradicted",
-            evidence.order.schur,
+            evidence.order_preservation.schur,
         ),
         (
             "softmax",
@@ -293,7 +309,7 @@ def _text() -> Iterator[Claim]:
             "equal: Omega is Legendre on the simplex, if not in all of R^C",
             "proposition 3.1",
             "confirmed",
-            evidence.order.loss_is_bregman,
+            evidence.order_preservation.loss_is_bregman,
         ),
         (
             "sparsemax",
@@ -302,7 +318,7 @@ def _text() -> Iterator[Claim]:
             "larger by the target's mass off the support times its distance below the threshold",
             "section 3.1.2",
             "confirmed",
-            evidence.order.loss_bounds_bregman,
+            evidence.order_preservation.loss_bounds_bregman,
         ),
         (
             "softmax",
@@ -311,7 +327,7 @@ def _text() -> Iterator[Claim]:
             "for softmax, sparsemax, entmax and RG",
             "appendix A.2",
             "confirmed",
-            evidence.order.gradient_is_residual,
+            evidence.order_preservation.gradient_is_residual,
         ),
         (
             "rankmax",
@@ -320,7 +336,7 @@ def _text() -> Iterator[Claim]:
             _fact("rankmax", "fenchel_young").text,
             "section 3.1.4",
             "contradicted",
-            evidence.order.rankmax_has_no_potential,
+            evidence.order_preservation.rankmax_has_no_potential,
         ),
         (
             "entmax",
@@ -329,7 +345,7 @@ def _text() -> Iterator[Claim]:
             "if Omega is strictly convex: a tie then costs Omega(p) - Omega(p with both at their mean) > 0",
             "theorem 3.6",
             "corrected",
-            evidence.order.weak_order_needs_strict_convexity,
+            evidence.order_preservation.weak_order_needs_strict_convexity,
         ),
         (
             "sparsemax",
@@ -338,7 +354,7 @@ def _text() -> Iterator[Claim]:
             "exactly that, for ties in what one ranks by; sparse maps tie in p, not in s: rank by scores",
             "theorem B.2",
             "corrected",
-            evidence.order.ties_cost_exactly,
+            evidence.order_preservation.ties_cost_exactly,
         ),
         (
             "sparsemax",
@@ -347,7 +363,7 @@ def _text() -> Iterator[Claim]:
             "an equality with d as its formula has it, which is a gradient; with -d the inequality is reversed",
             "proposition B.3",
             "corrected",
-            evidence.order.alignment_is_an_equality,
+            evidence.order_preservation.alignment_is_an_equality,
         ),
         (
             "softmax",

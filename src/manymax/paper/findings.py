@@ -35,7 +35,7 @@ COMPETITIVE = 0.9  # of softmax's best value: what finding 9 calls a competitive
 
 
 @dataclass(frozen=True)
-class Case:
+class FindingCase:
     """What one case says of a part of the finding: it supports (True), opposes (False), or leaves it open (None).
 
     `runs` are the runs whose users it compares; none where it needs no test.
@@ -48,7 +48,7 @@ class Case:
     runs: tuple[str, ...] = ()
 
 
-def larger_rates(evidence: Evidence) -> Iterator[Case]:
+def larger_rates(evidence: Evidence) -> Iterator[FindingCase]:
     """Finding 1."""
     for place in evidence.places():
         for loss in SPARSE:
@@ -59,10 +59,10 @@ def larger_rates(evidence: Evidence) -> Iterator[Case]:
             matters = beats(softmax[own], softmax[its]) or beats(other[its], other[own])
             why = f"of {len(softmax)} rates {own:g} is best for softmax, {its:g} for {loss}"
             runs = () if own == its else _runs(softmax[own], softmax[its], other[own], other[its])
-            yield Case(_name(place, loss), own > its if own != its and matters else None, why, loss, runs)
+            yield FindingCase(_name(place, loss), own > its if own != its and matters else None, why, loss, runs)
 
 
-def rankmax_on_top(evidence: Evidence) -> Iterator[Case]:
+def rankmax_on_top(evidence: Evidence) -> Iterator[FindingCase]:
     """Finding 2."""
     for place in evidence.places():
         rankmax, softmax = evidence.best(place, "rankmax"), evidence.best(place, "softmax")
@@ -74,10 +74,10 @@ def rankmax_on_top(evidence: Evidence) -> Iterator[Case]:
         if above:
             names = (f"{p.loss if p.trial is None else p.trial.label} {p.score:.4f}" for p in above)
             why = f"rankmax {rankmax.score:.4f}; above it: {', '.join(names)}"
-        yield Case(_name(place), False if above else beats(rankmax, softmax), why, runs=_runs(rankmax, *others))
+        yield FindingCase(_name(place), False if above else beats(rankmax, softmax), why, runs=_runs(rankmax, *others))
 
 
-def sampled_softmax_above_nce(evidence: Evidence) -> Iterator[Case]:
+def sampled_softmax_above_nce(evidence: Evidence) -> Iterator[FindingCase]:
     """Finding 3."""
     for sampler in dict.fromkeys(point.sampler for point in evidence.points if point.sampler is not None):
         lines = _lines(evidence, sampler)
@@ -87,10 +87,10 @@ def sampled_softmax_above_nce(evidence: Evidence) -> Iterator[Case]:
                 if k in nce:
                     point, other = _alike(line[k], nce[k])
                     name, runs = _name(place, f"k={k}, {sampler}"), _runs(point, other)
-                    yield Case(name, beats(point, other), _versus(point, other), runs=runs)
+                    yield FindingCase(name, beats(point, other), _versus(point, other), runs=runs)
 
 
-def sparse_falls_behind(evidence: Evidence) -> Iterator[Case]:
+def sparse_falls_behind(evidence: Evidence) -> Iterator[FindingCase]:
     """Finding 4."""
     for data, backbone in evidence.places():
         if backbone not in COMPLEX:
@@ -108,25 +108,25 @@ def sparse_falls_behind(evidence: Evidence) -> Iterator[Case]:
             supports = below and on_complex < on_simple if below is not None else None
             # the share on mf is part of the name: what was found beside another one is found no more
             name = _name((data, backbone), f"{loss}, {on_simple:.0%} of softmax on {SIMPLE}")
-            yield Case(name, supports, f"{on_complex:.0%} here", loss, _runs(c, d))
+            yield FindingCase(name, supports, f"{on_complex:.0%} here", loss, _runs(c, d))
 
 
-def non_sampling_approximations(evidence: Evidence) -> Iterator[Case]:
+def non_sampling_approximations(evidence: Evidence) -> Iterator[FindingCase]:
     """Finding 5."""
     for place in evidence.places():
         softmax = evidence.best(place, "softmax")
         tree, rg = evidence.best(place, "hierarchical_softmax"), evidence.best(place, "rg")
         if softmax is not None and tree is not None:
             name, runs = _name(place, "HSM below softmax"), _runs(softmax, tree)
-            yield Case(name, beats(softmax, tree), _versus(tree, softmax), "HSM", runs)
+            yield FindingCase(name, beats(softmax, tree), _versus(tree, softmax), "HSM", runs)
         if softmax is not None and rg is not None:
             below = beats(softmax, rg)
             supports = None if below is None and untested(softmax, rg) else below is not True
             name, runs = _name(place, "RG not below softmax"), _runs(softmax, rg)
-            yield Case(name, supports, _versus(rg, softmax), "RG", runs)
+            yield FindingCase(name, supports, _versus(rg, softmax), "RG", runs)
 
 
-def more_negatives(evidence: Evidence) -> Iterator[Case]:
+def more_negatives(evidence: Evidence) -> Iterator[FindingCase]:
     """Finding 6."""
     for (place, loss), found in _lines(evidence, "uniform").items():
         if len(found) < 3:
@@ -136,11 +136,13 @@ def more_negatives(evidence: Evidence) -> Iterator[Case]:
         values = ", ".join(f"{p.score:.4f}" for p in line)
         if loss == "nce":
             change = abs(last.score - first.score) / max(last.score, 1e-12)
-            yield Case(_name(place, loss), change <= NEGLIGIBLE, f"changes by {change:.0%}: {values}", loss)
+            yield FindingCase(_name(place, loss), change <= NEGLIGIBLE, f"changes by {change:.0%}: {values}", loss)
         else:
             falls = any(beats(before, after, tests=len(line) - 1) for before, after in pairwise(line))
             rises = beats(last, first)
-            yield Case(_name(place, loss), False if falls or rises is False else rises, values, loss, _runs(*line))
+            yield FindingCase(
+                _name(place, loss), False if falls or rises is False else rises, values, loss, _runs(*line)
+            )
 
 
 def _lines(evidence: Evidence, sampler: str) -> dict[tuple[tuple[str, str], str], dict[int, list[Point]]]:
@@ -164,7 +166,7 @@ def _alike(*groups: Sequence[Point]) -> list[Point]:
     return [selected([p for p in group if (p.lr, p.batches) in alike] or group) for group in groups]
 
 
-def better_proposals(evidence: Evidence) -> Iterator[Case]:
+def better_proposals(evidence: Evidence) -> Iterator[FindingCase]:
     """Finding 7."""
     uniform, dns = _lines(evidence, "uniform"), _lines(evidence, "dns")
     for (place, loss), line in dns.items():
@@ -173,10 +175,10 @@ def better_proposals(evidence: Evidence) -> Iterator[Case]:
             if k in others:
                 point, other = _alike(line[k], others[k])
                 why = f"{point.score:.4f} with dns, {other.score:.4f} with uniform"
-                yield Case(_name(place, f"{loss}, k={k}"), beats(point, other), why, loss, _runs(point, other))
+                yield FindingCase(_name(place, f"{loss}, k={k}"), beats(point, other), why, loss, _runs(point, other))
 
 
-def few_epochs(evidence: Evidence) -> Iterator[Case]:
+def few_epochs(evidence: Evidence) -> Iterator[FindingCase]:
     """Finding 8."""
     for place in evidence.places():
         reference = _arrives(evidence.best(place, "softmax"), "epoch")
@@ -187,7 +189,7 @@ def few_epochs(evidence: Evidence) -> Iterator[Case]:
             simple = place[1] == SIMPLE
             supports = (None if mine == reference else mine < reference) if simple else mine >= reference
             why = f"epoch {mine:g}, softmax epoch {reference:g}"
-            yield Case(_name(place, loss), supports, why, "simple" if simple else "complex")
+            yield FindingCase(_name(place, loss), supports, why, "simple" if simple else "complex")
 
 
 def _arrives(point: Point | None, column: str, goal: float | None = None) -> float | None:
@@ -196,9 +198,9 @@ def _arrives(point: Point | None, column: str, goal: float | None = None) -> flo
     return arrival(point.trial, metrics([point.trial])[0], column, goal)
 
 
-def overhead(evidence: Evidence) -> Iterator[Case]:
+def overhead(evidence: Evidence) -> Iterator[FindingCase]:
     """Finding 9."""
-    faster: list[Case] = []
+    faster: list[FindingCase] = []
     for place in evidence.places():
         softmax = evidence.best(place, "softmax")
         seconds = _seconds_per_epoch(softmax)
@@ -207,7 +209,7 @@ def overhead(evidence: Evidence) -> Iterator[Case]:
         for loss in SPARSE:
             mine = _seconds_per_epoch(evidence.best(place, loss))
             if mine is not None:
-                yield Case(
+                yield FindingCase(
                     _name(place, loss), mine > OVERHEAD * seconds, f"{mine / seconds:.2f} times softmax's epoch", "cost"
                 )
         goal = COMPETITIVE * softmax.selected
@@ -217,10 +219,12 @@ def overhead(evidence: Evidence) -> Iterator[Case]:
             quick = min((time for time in times if time is not None), default=None)
             why = f"{COMPETITIVE:.0%} of softmax's best after {own:.1f} s with softmax, "
             why += "never with sampling" if quick is None else f"{quick:.1f} s with sampling"
-            faster.append(Case(_name(place, "sampled"), quick is not None and quick < own, why))
+            faster.append(FindingCase(_name(place, "sampled"), quick is not None and quick < own, why))
     if faster:  # "sometimes": one place is enough
         supports = any(case.supports for case in faster)
-        yield Case("sampling is faster somewhere", supports, "; ".join(f"{c.name}: {c.why}" for c in faster), "speed")
+        yield FindingCase(
+            "sampling is faster somewhere", supports, "; ".join(f"{c.name}: {c.why}" for c in faster), "speed"
+        )
 
 
 def _seconds_per_epoch(point: Point | None) -> float | None:
@@ -263,7 +267,7 @@ class Finding:
     number: int
     claim: str
     rule: str
-    cases: Callable[[Evidence], Iterator[Case]]
+    cases: Callable[[Evidence], Iterator[FindingCase]]
     parts: Mapping[str, Need]
 
 
@@ -363,8 +367,8 @@ class Judgement:
     """A finding with the cases that our runs and the paper's tables give it."""
 
     finding: Finding
-    cases: tuple[Case, ...]
-    printed: tuple[Case, ...]
+    cases: tuple[FindingCase, ...]
+    printed: tuple[FindingCase, ...]
 
     @property
     def verdict(self) -> Verdict:
@@ -395,12 +399,13 @@ def _undecided(part: str, count: int) -> str:
     return f"{cases} open{f' for {part}' if part else ''}: no difference beyond chance"
 
 
-def verdict(cases: Sequence[Case], parts: Collection[str] = ("",)) -> Verdict:
+def verdict(cases: Sequence[FindingCase], parts: Collection[str] = ("",)) -> Verdict:
     """The verdict that cases lead to.
 
-    >>> verdict([Case("a", True, ""), Case("b", None, "")]), verdict([Case("a", True, ""), Case("b", False, "")])
+    >>> supports, leaves_open, opposes = (FindingCase("", value, "") for value in (True, None, False))
+    >>> verdict([supports, leaves_open]), verdict([supports, opposes])
     ('confirmed', 'contradicted')
-    >>> verdict([Case("a", True, "", "HSM")], ("HSM", "RG"))
+    >>> verdict([FindingCase("a", True, "", "HSM")], ("HSM", "RG"))
     'not enough runs'
     """
     if any(case.supports is False for case in cases):

@@ -9,7 +9,7 @@ from functools import lru_cache
 from manymax.paper.numbers import NUMBERS
 from manymax.paper.printed import SAMPLED, remoteness
 from manymax.study.report.runs import Trial, metrics
-from manymax.study.report.significance import LEVEL, Comparison, compare
+from manymax.study.report.significance import LEVEL, PairedComparison, compare
 
 METRIC = "ndcg@20"
 
@@ -125,7 +125,7 @@ def beats(first: Point, second: Point, tests: int = 1) -> bool | None:
 
 
 @lru_cache(maxsize=4096)
-def _tested(first: Trial, second: Trial) -> Comparison | None:
+def _tested(first: Trial, second: Trial) -> PairedComparison | None:
     return compare(first, second, metrics([first])[0])
 
 

@@ -17,7 +17,7 @@ from typing import Literal
 
 Status = Literal["printed", "contradicted"]
 
-METRICS = ("ndcg@20", "precision@20", "recall@20")
+PAPER_METRICS = ("ndcg@20", "precision@20", "recall@20")
 
 LEARNING_RATES = {"lr": (1e-3, 5e-4, 1e-4)}
 NEGATIVES = {"num_negatives": (5, 10, 50, 100)}
@@ -226,8 +226,8 @@ def _numbers(table: PaperTable) -> Iterator[PaperNumber]:
     ((name, settings),) = table.columns.items()
     for row in table.rows.strip().splitlines():
         data, loss, *values = row.split()
-        columns: tuple[float | str | None, ...] = settings if len(values) > len(METRICS) else (None,)
-        cells = [(metric, setting) for metric in METRICS for setting in columns]
+        columns: tuple[float | str | None, ...] = settings if len(values) > len(PAPER_METRICS) else (None,)
+        cells = [(metric, setting) for metric in PAPER_METRICS for setting in columns]
         for (metric, setting), value in zip(cells, values, strict=True):
             other = CONTRADICTED.get((table.name, data, loss, metric, str(setting)))
             yield PaperNumber(

@@ -9,20 +9,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from manymax.errors import ManymaxError
-from manymax.paper.apart import APART
-from manymax.paper.beside import LARGE, as_in_the_paper, beside, far
 from manymax.paper.findings import FINDINGS as CLAIMS
-from manymax.paper.findings import Case, Finding, verdict
+from manymax.paper.findings import Finding, FindingCase, verdict
 from manymax.paper.judgement import from_paper
-from manymax.paper.numbers import DATA, METRICS, NUMBERS, PaperNumber
+from manymax.paper.method_comparisons import METHOD_COMPARISONS
+from manymax.paper.numbers import DATA, NUMBERS, PAPER_METRICS, PaperNumber
+from manymax.paper.page_sections import PUBLISHED
+from manymax.paper.paper_columns import LARGE, as_in_the_paper, beside, far
 from manymax.paper.printed import PAPER_NAMES, matching, paper_name
-from manymax.paper.sections import PUBLISHED
 from manymax.paper.selection import METRIC, draws, nearest, question_1, question_2, rates, tuned
 from manymax.paper.verdicts import FINDINGS, decide, read_decided
 from manymax.study.files import whole, write_json
 from manymax.study.report import figures, pace, tables
 from manymax.study.report.drawing import Figure, draw
-from manymax.study.report.formats import Cell, Table, escape, markdown
+from manymax.study.report.formats import Cell, ReportTable, escape, markdown
 from manymax.study.report.runs import Run, Trial, data_name, read_study, trials
 
 if sys.version_info >= (3, 11):
@@ -54,13 +54,13 @@ class Collected:
 
     studies: Mapping[str, tuple[Run, ...]]
     decided: frozenset[str]
-    cases: Mapping[int, tuple[Case, ...]]
+    cases: Mapping[int, tuple[FindingCase, ...]]
     causes: Mapping[tuple[str, str, str], str]
 
     @property
     def runs(self) -> list[Run]:
         """Those of all studies but those that stand apart, each once."""
-        every = [run for name, runs in self.studies.items() if name not in APART for run in runs]
+        every = [run for name, runs in self.studies.items() if name not in METHOD_COMPARISONS for run in runs]
         return list({run.record.hash: run for run in every}.values())
 
     @property
@@ -154,7 +154,7 @@ def page(collected: Collected) -> str:
     return "\n".join(part.rstrip("\n") + "\n" for part in parts)
 
 
-def _sub(table: Table) -> str:
+def _sub(table: ReportTable) -> str:
     return f"#{markdown(table)}"
 
 
@@ -170,21 +170,21 @@ def _board(collected: Collected) -> Iterator[str]:
     )
     rows = [_verdict(finding, collected.cases.get(finding.number, ())) for finding in CLAIMS]
     columns = (("our runs",), ("the paper's tables",), ("support",), ("oppose",), ("open",))
-    yield markdown(Table("findings", "", ("", "finding"), columns, tuple(rows))).partition("\n\n")[2]
+    yield markdown(ReportTable("findings", "", ("", "finding"), columns, tuple(rows))).partition("\n\n")[2]
     for finding in CLAIMS:
         yield f"### Finding {finding.number}\n"
         yield f"{escape(finding.claim)} {escape(finding.rule)}\n"
         yield "\n".join(_case_lines(collected.cases.get(finding.number, ()))) + "\n"
 
 
-def _verdict(finding: Finding, cases: Sequence[Case]) -> tuple[tuple[str, ...], tuple[Cell, ...]]:
+def _verdict(finding: Finding, cases: Sequence[FindingCase]) -> tuple[tuple[str, ...], tuple[Cell, ...]]:
     counts = Counter(case.supports for case in cases)
     theirs = verdict(tuple(finding.cases(from_paper())), finding.parts)
     cells = [verdict(cases, finding.parts), theirs, *(str(counts[says]) for says in (True, False, None))]
     return (str(finding.number), finding.claim), tuple(Cell(text=cell, best=i == 0) for i, cell in enumerate(cells))
 
 
-def _case_lines(cases: Sequence[Case]) -> Iterator[str]:
+def _case_lines(cases: Sequence[FindingCase]) -> Iterator[str]:
     """What decides comes first."""
     if not cases:
         yield f"{NOT_ENOUGH}: no case can be looked at yet."
@@ -238,7 +238,7 @@ def _popularity(here: Sequence[Trial]) -> str:
     record = here[0].runs[0].record
     values = ", ".join(
         f"{tables.short(metric)} {value:.4f}"
-        for metric in METRICS
+        for metric in PAPER_METRICS
         if (value := record.popularity.get(metric)) is not None
     )
     return f"Bold: the best of a column. The popularity ranking has {values}." if values else ""
@@ -275,8 +275,8 @@ def _convergence(made: Sequence[Trial]) -> Iterator[str]:
         yield f"{NOT_ENOUGH}: none has finished.\n"
         return
     note = "Seconds are of training alone. Runs that shared the machine with others are slower than alone."
-    heads = ("data", "backbone", "loss", "rate")
-    yield _sub(Table("", "How soon, and how long", heads, pace.PACE, rows, f"{note} {pace.WAIT}"))
+    headers = ("data", "backbone", "loss", "rate")
+    yield _sub(ReportTable("", "How soon, and how long", headers, pace.PACE, rows, f"{note} {pace.WAIT}"))
     for figure in _curves(made):
         yield _image(figure)
 
@@ -296,7 +296,7 @@ def _probes(made: Sequence[Trial]) -> list[Figure]:
 def drawings(collected: Collected) -> list[Figure]:
     """Every figure of the page."""
     made = trials(collected.done)
-    apart = (figure for name in APART if (figure := _apart_figure(name, _apart_trials(collected, name))))
+    apart = (figure for name in METHOD_COMPARISONS if (figure := _apart_figure(name, _apart_trials(collected, name))))
     return [*_curves(made), *_probes(made), *apart]
 
 
@@ -318,10 +318,10 @@ def _models(made: Sequence[Trial]) -> Iterator[str]:
 
 
 def _apart(collected: Collected) -> Iterator[str]:
-    for name, comparison in APART.items():
+    for name, comparison in METHOD_COMPARISONS.items():
         yield f"## {comparison.title}\n"
         made = _apart_trials(collected, name)
-        table = comparison.table(made, METRICS)
+        table = comparison.table(made, PAPER_METRICS)
         yield (
             markdown(table).partition("\n\n")[2]
             if table
@@ -337,7 +337,7 @@ def _apart_trials(collected: Collected, name: str) -> list[Trial]:
 
 def _apart_figure(name: str, made: Sequence[Trial]) -> Figure | None:
     """None where the comparison has none, or nothing can be drawn."""
-    draw_it = APART[name].draw
+    draw_it = METHOD_COMPARISONS[name].draw
     figure = draw_it(made) if draw_it else None
     return figure if figure and figure.panels else None
 
@@ -356,7 +356,7 @@ def _data(made: Sequence[Trial]) -> Iterator[str]:
     columns = (("users",), ("items",), ("interactions",), ("what fits these counts",))
     aliases = "; ".join(f"{file} is compared with the paper's {name}" for file, name in PAPER_NAMES.items())
     note = f"Where a set is not available in the form that fits the paper's counts, another stands for it: {aliases}."
-    yield _sub(Table("", "As the paper prints them", ("data",), columns, rows, note))
+    yield _sub(ReportTable("", "As the paper prints them", ("data",), columns, rows, note))
     for card in tables.cards(made):
         yield _sub(card)
 
@@ -371,7 +371,7 @@ def _origin(collected: Collected) -> Iterator[str]:
     rows = [((name,), _hours(each)) for name, each in collected.studies.items()]
     if len(rows) > 1:
         rows.append((("all, each run once",), _hours(runs)))
-    yield _sub(Table("", "Hours", ("study",), (("runs",), ("hours",), ("of them training",)), tuple(rows)))
+    yield _sub(ReportTable("", "Hours", ("study",), (("runs",), ("hours",), ("of them training",)), tuple(rows)))
     for what in ("versions", "machine"):
         seen = {", ".join(f"{k} {v}" for k, v in getattr(run.record, what).items()) for run in runs}
         yield "\n".join(f"- {what}: {escape(each)}" for each in sorted(seen)) + "\n"

@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from manymax.paper.numbers import METRICS
+from manymax.paper.numbers import PAPER_METRICS
 from manymax.paper.printed import DEFAULTS, SAMPLED, remoteness
 from manymax.study.report.runs import WATCHED, Trial, trials
 
-METRIC = METRICS[0]
+METRIC = PAPER_METRICS[0]
 TUNED = ("lr", "ridge", "ridge_power", "positive_weight")  # chosen on the validation part
 METHOD = ("loss", "solver", "debias")
 

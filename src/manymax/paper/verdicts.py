@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from manymax.errors import ManymaxError
-from manymax.paper.findings import Case, judge
+from manymax.paper.findings import FindingCase, judge
 from manymax.paper.printed import paper_name
 from manymax.study.files import read_json
-from manymax.study.records import USERS
+from manymax.study.records import USER_METRICS, kept_file
 from manymax.study.report.collect import records_below
 from manymax.study.report.runs import Run, identity, trials
 
@@ -24,7 +24,9 @@ FINDINGS = "findings.json"
 UNTESTED = "not tested yet"
 
 
-def decide(runs: Iterable[Run], originals: Sequence[Path], earlier: Mapping[int, Sequence[Case]]) -> dict[str, Any]:
+def decide(
+    runs: Iterable[Run], originals: Sequence[Path], earlier: Mapping[int, Sequence[FindingCase]]
+) -> dict[str, Any]:
     """Judge the findings by the runs; the content of `findings.json`.
 
     A case that compares users is tested where the rows of all its runs are below `originals`. Where they are not, what
@@ -32,7 +34,9 @@ def decide(runs: Iterable[Run], originals: Sequence[Path], earlier: Mapping[int,
     forms it was used: findings compare backbones with one another.
     """
     rows = {}
-    for path in (path for folder in originals for path in records_below(folder) if path.with_name(USERS).is_file()):
+    for path in (
+        path for folder in originals for path in records_below(folder) if kept_file(path.parent, USER_METRICS).is_file()
+    ):
         content = read_json(path)
         rows[identity(content.get("hash", ""), content.get("test", {}))] = path.parent
     known = [Run(rows.get(run.identity, run.folder), run.record) for run in runs]
@@ -47,7 +51,7 @@ def decide(runs: Iterable[Run], originals: Sequence[Path], earlier: Mapping[int,
     }
 
 
-def _settled(case: Case, there: Collection[str], earlier: Iterable[Case]) -> Case:
+def _settled(case: FindingCase, there: Collection[str], earlier: Iterable[FindingCase]) -> FindingCase:
     """The case where it could be tested, else what was found of the same runs before, else the case left open."""
     if all(run in there for run in case.runs):
         return case
@@ -55,14 +59,14 @@ def _settled(case: Case, there: Collection[str], earlier: Iterable[Case]) -> Cas
     return next((old for old in earlier if (old.name, old.runs) == (case.name, case.runs)), untested)
 
 
-def read_decided(path: Path) -> tuple[set[str], dict[int, tuple[Case, ...]]]:
+def read_decided(path: Path) -> tuple[set[str], dict[int, tuple[FindingCase, ...]]]:
     """The hashes of the runs that were looked at, and the cases of each finding; nothing where there is no file."""
     if not path.is_file():
         return set(), {}
     content = read_json(path)
     try:
         cases = {
-            int(number): tuple(Case(**(case | {"runs": tuple(case["runs"])})) for case in found)
+            int(number): tuple(FindingCase(**(case | {"runs": tuple(case["runs"])})) for case in found)
             for number, found in content["findings"].items()
         }
         return set(content["runs"]), cases

@@ -274,7 +274,7 @@ class SamplerEntry:
     module: type[Sampler]
     make: Callable[..., Sampler]
     law: str
-    reference: str
+    citation: str
     aliases: tuple[str, ...] = ()
     knows_log_q: bool = True
     exact_log_q: bool = True

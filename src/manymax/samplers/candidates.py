@@ -7,7 +7,7 @@ from torch import Tensor
 
 from manymax.errors import ArgumentError
 from manymax.ops.lookup import lookup
-from manymax.ops.picked import picked_scores
+from manymax.ops.selected_scores import selected_scores
 from manymax.samplers.base import Request
 from manymax.settings import Setting
 
@@ -73,4 +73,4 @@ def linear_arguments(request: Request) -> tuple[Tensor, Tensor]:
 def _linear_scores(input: Tensor, weight: Tensor, ids: Tensor) -> Tensor:
     if ids.dim() == 1:
         return input @ lookup(weight, ids).T
-    return picked_scores(input, weight, ids)
+    return selected_scores(input, weight, ids)

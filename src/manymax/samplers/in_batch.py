@@ -138,7 +138,7 @@ ENTRY = SamplerEntry(
     module=InBatchSampler,
     make=make,
     law="frequency of c among the positives",
-    reference="Yi et al. (2019)",
+    citation="Yi et al. (2019)",
     needs_target=True,
     settings=(SMOOTHING,),
 )

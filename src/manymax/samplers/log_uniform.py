@@ -49,5 +49,5 @@ ENTRY = SamplerEntry(
     module=LogUniformSampler,
     make=make,
     law="log((c + 2) / (c + 1)) / log(C + 1)",
-    reference="the candidate sampler of the same name in TensorFlow",
+    citation="the candidate sampler of the same name in TensorFlow",
 )

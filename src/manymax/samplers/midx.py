@@ -238,7 +238,7 @@ ENTRY = SamplerEntry(
     module=MIDXSampler,
     make=make,
     law="exp(quantised score of c) / normaliser",
-    reference="Lian et al. (2020)",
+    citation="Lian et al. (2020)",
     needs_scores=True,
     settings=(Setting("num_codewords", int, 32, "Codewords of midx.", least=1, option="codewords"),),
     examples=({"num_codewords": 2},),

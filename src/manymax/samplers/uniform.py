@@ -45,5 +45,5 @@ ENTRY = SamplerEntry(
     module=UniformSampler,
     make=make,
     law="1 / C",
-    reference="Bengio and Senecal (2003)",
+    citation="Bengio and Senecal (2003)",
 )

@@ -23,7 +23,7 @@ Tensors = dict[str, Tensor]
 
 
 @dataclass
-class Standing:
+class TrainingState:
     """Where a run stands: with the tensors, all that the rest of the run depends on.
 
     Generators are not in it: each step's are made anew from the seed, the purpose and the step.
@@ -110,13 +110,13 @@ def load_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: 
         optimizer.state[parameters[parameter]][kind] = value
 
 
-def save_checkpoint(path: Path, content_hash: str, standing: Standing, tensors: Tensors) -> None:
+def save_checkpoint(path: Path, content_hash: str, state: TrainingState, tensors: Tensors) -> None:
     """Write the state of a run whole."""
-    about = {"format": FORMAT, "hash": content_hash, "standing": dataclasses.asdict(standing)}
+    about = {"format": FORMAT, "hash": content_hash, "standing": dataclasses.asdict(state)}
     write_tensors(path, tensors, about)
 
 
-def load_checkpoint(path: Path, content_hash: str) -> tuple[Standing, Tensors]:
+def load_checkpoint(path: Path, content_hash: str) -> tuple[TrainingState, Tensors]:
     """The state of a run; an error if it is damaged or belongs to another one."""
     try:
         tensors, about = read_tensors(path, "checkpoint")
@@ -124,13 +124,13 @@ def load_checkpoint(path: Path, content_hash: str) -> tuple[Standing, Tensors]:
         raise ManymaxError(f"{error} Remove it to begin again.") from None
     if about.get("format") != FORMAT or about.get("hash") != content_hash:
         raise ManymaxError(f"{path} belongs to another run or another version. Remove it to begin again.")
-    return Standing(**about["standing"]), tensors
+    return TrainingState(**about["standing"]), tensors
 
 
-def read_standing(path: Path) -> Standing | None:
+def read_training_state(path: Path) -> TrainingState | None:
     """Where a run stood at its checkpoint, without reading the tensors; None where there is none that can be read."""
     try:
         with safe_open(path, framework="pt") as file:
-            return Standing(**json.loads((file.metadata() or {})["about"])["standing"])
+            return TrainingState(**json.loads((file.metadata() or {})["about"])["standing"])
     except (SafetensorError, OSError, KeyError, TypeError, ValueError):
         return None

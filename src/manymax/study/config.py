@@ -48,7 +48,7 @@ from manymax.study.groups import (
     losses,
 )
 from manymax.study.metrics import METRICS
-from manymax.study.options import (
+from manymax.study.run_options import (
     by_flat_name,
     declared_settings,
     flat,

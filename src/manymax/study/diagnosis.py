@@ -23,7 +23,7 @@ from manymax.theory.bias_variance import divergences, drawn, estimate
 from manymax.theory.cases import MASKED
 from manymax.theory.gradients import by_score, gradient, tie_loss, top_jacobian, undrawn_probability, without_signal
 from manymax.theory.jacobian import spectral_norm
-from manymax.theory.order import member_map
+from manymax.theory.order_preservation import member_map
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

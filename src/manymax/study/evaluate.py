@@ -17,10 +17,10 @@ from manymax.study.data.batches import Batch
 from manymax.study.data.interactions import PADDING, Lists, Split
 from manymax.study.metrics import METRICS, Metric
 
-BLOCK = 1024  # users at a time
+USERS_AT_A_TIME = 1024  # users at a time
 
 
-class Truth(Protocol):
+class ItemLaw(Protocol):
     """The law that data was drawn from, where it is known."""
 
     def probs(self, users: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ def evaluate(
     *,
     cutoffs: Iterable[int] = (20,),
     metrics: Iterable[str] | None = None,
-    truth: Truth | None = None,
+    truth: ItemLaw | None = None,
 ) -> Evaluation:
     """Rank all items for each user, without those that are known of them, and compare with a held-out part.
 
@@ -98,7 +98,7 @@ def popularity(
     *,
     cutoffs: Iterable[int] = (20,),
     metrics: Iterable[str] | None = None,
-    truth: Truth | None = None,
+    truth: ItemLaw | None = None,
 ) -> Evaluation:
     """The same for the ranking by the number of interactions in training, the baseline of every table."""
     known, counts = known_lists(split, part), split.counts().double().unsqueeze(1)
@@ -116,7 +116,7 @@ def _measure(
     known: Lists,
     cutoffs: tuple[int, ...],
     metrics: Iterable[str] | None,
-    truth: Truth | None,
+    truth: ItemLaw | None,
 ) -> Evaluation:
     chosen = _chosen(cutoffs, metrics, truth)
     wanted = _pairs_to_find(split, part, known)
@@ -125,7 +125,7 @@ def _measure(
         raise ArgumentError(f"`split` has nothing to find in its {part} part: no user has a new item there.")
     depth = max(cutoffs)
     lists, gains, best = [], [], []
-    for block in users.split(BLOCK):
+    for block in users.split(USERS_AT_A_TIME):
         ids = rank(block, min(depth, split.num_items))
         lists.append(nn.functional.pad(ids, (0, depth - ids.shape[1]), value=PADDING))
         if truth is not None:
@@ -140,7 +140,7 @@ def _measure(
     return _evaluation(chosen, cutoffs, sources, users)
 
 
-def _chosen(cutoffs: tuple[int, ...], metrics: Iterable[str] | None, truth: Truth | None) -> list[Metric]:
+def _chosen(cutoffs: tuple[int, ...], metrics: Iterable[str] | None, truth: ItemLaw | None) -> list[Metric]:
     if not cutoffs or min(cutoffs) < 1:
         raise ArgumentError(f"`cutoffs` must hold numbers of at least 1; got {cutoffs}.")
     if metrics is None:
@@ -167,7 +167,7 @@ def _contains(ordered: Tensor, values: Tensor) -> Tensor:
     return ordered[place] == values
 
 
-def _true_gains(truth: Truth, users: Tensor, lists: Tensor, known: Lists) -> tuple[Tensor, Tensor]:
+def _true_gains(truth: ItemLaw, users: Tensor, lists: Tensor, known: Lists) -> tuple[Tensor, Tensor]:
     """True p of the listed items, and the largest p of items that are not known, (B, depth) each."""
     probs = truth.probs(users)
     seen = known.padded(users)

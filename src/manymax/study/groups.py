@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from manymax.engine.member import Member
 from manymax.errors import ArgumentError, check_choice, unknown_name
-from manymax.members import BASELINE, FAMILY, REFERENCES
+from manymax.members import BASELINE, FAMILY, REFERENCE_LOSSES
 from manymax.samplers import SAMPLERS
 from manymax.study.backbones import BACKBONES
 from manymax.study.computations import USUAL, computations
@@ -18,12 +18,12 @@ GRADIENT = "gradient"  # the solver that every loss has
 
 def losses() -> dict[str, Member]:
     """What a run can minimise: the members of the family, then the references beside it."""
-    return {member.name: member for table in (FAMILY, REFERENCES) for member in table.values()}
+    return {member.name: member for table in (FAMILY, REFERENCE_LOSSES) for member in table.values()}
 
 
 def find_loss(name: str) -> Member:
     """The member or reference of this name, or of this other name."""
-    for table in (FAMILY, REFERENCES):
+    for table in (FAMILY, REFERENCE_LOSSES):
         if name in table:
             return table[name]
     raise unknown_name("loss", name, losses())

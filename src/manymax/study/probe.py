@@ -25,14 +25,14 @@ from manymax.members import BASELINE
 from manymax.study.data.batches import Batch
 from manymax.study.evaluate import known_lists
 from manymax.study.files import write_json
-from manymax.study.heads import own_keywords
 from manymax.study.records import PROBE
 from manymax.study.run import load_model
+from manymax.study.run_head import own_keywords
 from manymax.study.seeds import generator
 from manymax.theory.approximations import approximations, variant_names
 from manymax.theory.bias_variance import drawn, estimate
 from manymax.theory.gradients import by_score, gradient, top_jacobian, without_signal
-from manymax.theory.order import member_map
+from manymax.theory.order_preservation import member_map
 
 ROWS = 32  # test users
 BINS = 64  # of ranks

@@ -3,9 +3,9 @@
 settings.json        what was asked for; written first
 checkpoint.safetensors   while the run is under way
 epochs.parquet       one row an epoch: loss, seconds, validation metrics
-users.parquet        one row a test user: the user's id and metrics
+user_metrics.parquet one row per test user: the user's id and metrics
+user_items.parquet   the user ids, by number, with the item numbers of each part
 items.parquet        the item ids, by number
-people.parquet       the user ids, by number, with the item numbers of each part
 model.safetensors    the weights of the best epoch
 record.json          the outcome; written last
 """
@@ -32,7 +32,10 @@ from manymax.study.data.interactions import PARTS, Lists, Split
 from manymax.study.files import read_json, whole, write_json
 
 SETTINGS, RECORD, CHECKPOINT, MODEL = "settings.json", "record.json", "checkpoint.safetensors", "model.safetensors"
-EPOCHS, USERS, ITEMS, PEOPLE = "epochs.parquet", "users.parquet", "items.parquet", "people.parquet"
+EPOCHS, ITEMS = "epochs.parquet", "items.parquet"
+USER_METRICS, USER_ITEMS = "user_metrics.parquet", "user_items.parquet"
+# What these files were called up to version 0.1.0; runs of that version are read under the old names.
+OLD_NAMES = {USER_METRICS: "users.parquet", USER_ITEMS: "people.parquet"}
 PROBE, STUDY = "probe.json", "study.json"  # what a study adds: to a run, and of itself in the folder above
 
 Status = Literal["done", "diverged", "stopped", "failed"]
@@ -126,6 +129,12 @@ def read_record(folder: Path) -> Record:
         raise ManymaxError(f"{path} is no record of this version of manymax: {error}") from None
 
 
+def kept_file(folder: Path, name: str) -> Path:
+    """The path of a file of a finished run: under its name, or under its name of version 0.1.0 if that is there."""
+    old = folder / OLD_NAMES.get(name, name)
+    return old if old.exists() and not (folder / name).exists() else folder / name
+
+
 def write_table(path: Path, columns: Mapping[str, Any]) -> None:
     """Write columns as one Parquet file, whole."""
     with whole(path) as partial:
@@ -150,14 +159,14 @@ def write_epochs(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 def write_users(folder: Path, ids: Ids, per_user: Mapping[str, Tensor]) -> None:
     """The metrics of each test user."""
-    write_table(folder / USERS, {"user": ids} | {name: values.numpy() for name, values in per_user.items()})
+    write_table(folder / USER_METRICS, {"user": ids} | {name: values.numpy() for name, values in per_user.items()})
 
 
 def write_vocabulary(folder: Path, user_ids: Ids, item_ids: Ids, split: Split) -> None:
     """Who is who: the publisher's ids by number, and the item numbers of each user in each part."""
     write_table(folder / ITEMS, {"item": item_ids})
     parts = {part: _list_array(getattr(split, part)) for part in PARTS}
-    write_table(folder / PEOPLE, {"user": user_ids, **parts})
+    write_table(folder / USER_ITEMS, {"user": user_ids, **parts})
 
 
 def _list_array(lists: Lists) -> pa.Array:
@@ -166,9 +175,9 @@ def _list_array(lists: Lists) -> pa.Array:
 
 def read_vocabulary(folder: Path) -> tuple[list[Any], list[Any], Split]:
     """User ids, item ids and the split of a run folder."""
-    people, items = read_table(folder / PEOPLE), read_table(folder / ITEMS)
-    lists = {part: _lists(people[part].combine_chunks()) for part in PARTS}
-    return people["user"].to_pylist(), items["item"].to_pylist(), Split(**lists, num_items=items.num_rows)
+    users, items = read_table(kept_file(folder, USER_ITEMS)), read_table(folder / ITEMS)
+    lists = {part: _lists(users[part].combine_chunks()) for part in PARTS}
+    return users["user"].to_pylist(), items["item"].to_pylist(), Split(**lists, num_items=items.num_rows)
 
 
 def _lists(column: pa.LargeListArray) -> Lists:

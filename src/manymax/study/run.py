@@ -18,16 +18,13 @@ from manymax.study.backbones import BACKBONES
 from manymax.study.backbones.base import Settings
 from manymax.study.checkpoint import load_optimizer, optimizer_tensors, read_tensors, write_tensors
 from manymax.study.config import RunConfig
-from manymax.study.course import Course, Diverged, Progress, Stopped
 from manymax.study.data.interactions import PARTS, Split
 from manymax.study.data.load import changed
 from manymax.study.data.prepare import Prepared, prepare
 from manymax.study.evaluate import Evaluation, evaluate, popularity
 from manymax.study.files import LOCK, is_partial, locked, read_json, remove_partial, write_json
 from manymax.study.groups import GRADIENT
-from manymax.study.heads import build_head
 from manymax.study.metrics import METRICS
-from manymax.study.options import flat
 from manymax.study.parallel import Team
 from manymax.study.records import (
     CHECKPOINT,
@@ -44,7 +41,10 @@ from manymax.study.records import (
     write_users,
     write_vocabulary,
 )
+from manymax.study.run_head import build_head
+from manymax.study.run_options import flat
 from manymax.study.seeds import generator
+from manymax.study.supervisor import Diverged, ProgressReporter, Stopped, TrainingSupervisor
 from manymax.study.train import Model, build_optimizer, follow, train
 from manymax.study.train_als import train_als
 
@@ -55,7 +55,7 @@ def run(
     config: RunConfig,
     folder: Path,
     *,
-    progress: Progress | None = None,
+    progress: ProgressReporter | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     prepared: Prepared | None = None,
     team: Team | None = None,
@@ -91,7 +91,7 @@ def run(
             remove_partial(folder)
             _claim(config, folder, prepared)
             try:
-                return _run(config, folder, prepared, progress or Progress(), checkpoint_seconds, seconds, team)
+                return _run(config, folder, prepared, progress or ProgressReporter(), checkpoint_seconds, seconds, team)
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}"
                 with contextlib.suppress(OSError):  # a disk that is full
@@ -210,7 +210,7 @@ def _run(
     config: RunConfig,
     folder: Path,
     prepared: Prepared,
-    progress: Progress,
+    progress: ProgressReporter,
     checkpoint_seconds: float,
     seconds: float,
     team: Team,
@@ -220,7 +220,7 @@ def _run(
         raise ArgumentError(f"`monitor` {config.monitored!r} needs the true law of the data: only planted data has it.")
     split, model = prepared.split, build_model(config, prepared.split)
     optimizer = build_optimizer(config, model) if config.training.solver == GRADIENT else None
-    course = Course(
+    supervisor = TrainingSupervisor(
         config,
         model,
         lambda: _evaluate(config, model, prepared, "valid").mean,
@@ -229,25 +229,25 @@ def _run(
         checkpoint_seconds=checkpoint_seconds,
         optimizer=optimizer,
     )
-    course.standing.seconds.setdefault("preparing", seconds)
+    supervisor.state.seconds.setdefault("preparing", seconds)
     status: Status = "done"
     reason = None
-    progress.begin(config, folder, course.standing)
+    progress.begin(config, folder, supervisor.state)
     try:
-        with course.stoppable():
+        with supervisor.stoppable():
             if optimizer is None:
-                train_als(model, split, course)
+                train_als(model, split, supervisor)
             else:
                 _begin(team, config, split, model, optimizer)
-                train(model, optimizer, split, course, team)
+                train(model, optimizer, split, supervisor, team)
     except Diverged as diverged:
         status, reason = "diverged", str(diverged)
     except Stopped as stopped:
         status, reason = "stopped", str(stopped)
     finally:
         progress.end()
-    outcome = {} if status == "stopped" else _test(course, model, folder, prepared)
-    return _write(course, folder, prepared, status=status, reason=reason, **outcome)
+    outcome = {} if status == "stopped" else _test(supervisor, model, folder, prepared)
+    return _write(supervisor, folder, prepared, status=status, reason=reason, **outcome)
 
 
 def _evaluate(config: RunConfig, model: Model, prepared: Prepared, part: str) -> Evaluation:
@@ -256,39 +256,39 @@ def _evaluate(config: RunConfig, model: Model, prepared: Prepared, part: str) ->
     )
 
 
-def _test(course: Course, model: Model, folder: Path, prepared: Prepared) -> dict[str, Any]:
+def _test(supervisor: TrainingSupervisor, model: Model, folder: Path, prepared: Prepared) -> dict[str, Any]:
     """Test the best weights, save them and what is needed to serve them; the metrics for the record."""
-    config, split, found = course.config, prepared.split, {}
-    with course.timed("testing"):
+    config, split, found = supervisor.config, prepared.split, {}
+    with supervisor.timed("testing"):
         baseline = popularity(split, "test", cutoffs=config.evaluation.cutoffs, truth=prepared.truth)
         found["popularity"] = _finite(baseline.mean)
-        if course.best:
-            model.load_state_dict(course.best)
+        if supervisor.best:
+            model.load_state_dict(supervisor.best)
             test = _evaluate(config, model, prepared, "test")
             found["test"] = _finite(test.mean)
             write_users(folder, prepared.interactions.user_ids[test.users.numpy()], test.per_user)
-            write_tensors(folder / MODEL, course.best, {"hash": config.content_hash()})
+            write_tensors(folder / MODEL, supervisor.best, {"hash": config.content_hash()})
         write_vocabulary(folder, prepared.interactions.user_ids, prepared.interactions.item_ids, split)
     return found
 
 
-def _write(course: Course, folder: Path, prepared: Prepared, **outcome: Any) -> Record:
+def _write(supervisor: TrainingSupervisor, folder: Path, prepared: Prepared, **outcome: Any) -> Record:
     """Write epochs and record; a run that is over needs its checkpoint no more."""
-    standing, split = course.standing, prepared.split
-    best = next((row for row in standing.rows if row["epoch"] == standing.best_epoch), {})
+    state, split = supervisor.state, prepared.split
+    best = next((row for row in state.rows if row["epoch"] == state.best_epoch), {})
     record = new_record(
-        course.config,
+        supervisor.config,
         sizes={"users": split.num_users, "items": split.num_items}
         | {part: getattr(split, part).items.numel() for part in PARTS},
         card=prepared.card,
-        epochs=standing.epoch,
-        best_epoch=standing.best_epoch,
+        epochs=state.epoch,
+        best_epoch=state.best_epoch,
         valid=_finite({name: value for name, value in best.items() if "@" in name}),
-        seconds=standing.seconds,
+        seconds=state.seconds,
         **outcome,
     )
-    if standing.rows:
-        write_epochs(folder, standing.rows)
+    if state.rows:
+        write_epochs(folder, state.rows)
     write_record(folder, record)
     if record.final:
         (folder / CHECKPOINT).unlink(missing_ok=True)

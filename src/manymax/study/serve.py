@@ -19,7 +19,7 @@ from manymax.study.data.interactions import Lists, Split
 from manymax.study.run import load_model
 from manymax.study.train import Model
 
-BLOCK = 1024  # users at a time
+USERS_AT_A_TIME = 1024  # users at a time
 
 
 @dataclass(frozen=True)
@@ -82,5 +82,5 @@ class Served:
         return torch.cat(list(self._all_queries(vectors))), vectors.items.detach()
 
     def _all_queries(self, vectors: Vectors) -> Iterator[Tensor]:
-        for users in torch.arange(self.split.num_users).split(BLOCK):
+        for users in torch.arange(self.split.num_users).split(USERS_AT_A_TIME):
             yield self.queries(users, vectors)

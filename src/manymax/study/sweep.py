@@ -30,10 +30,10 @@ from manymax.errors import ArgumentError, ManymaxError, unknown_name
 from manymax.study.config import RunConfig
 from manymax.study.data.load import PLANTED
 from manymax.study.files import Busy, locked, write_json
-from manymax.study.options import flattened
 from manymax.study.probe import probe
 from manymax.study.records import PROBE, RECORD, STUDY, Record, new_record, read_record, write_record
 from manymax.study.run import CHECKPOINT_SECONDS, check_files, run
+from manymax.study.run_options import flattened
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -12,11 +12,11 @@ from manymax.errors import ArgumentError
 from manymax.samplers import Sampler
 from manymax.study.backbones.base import Backbone
 from manymax.study.config import RunConfig
-from manymax.study.course import Course
 from manymax.study.data.batches import Batch, Batches, training_batches
 from manymax.study.data.interactions import Split
 from manymax.study.parallel import Team
 from manymax.study.seeds import derive, generator
+from manymax.study.supervisor import TrainingSupervisor
 
 
 class Model(nn.Module):
@@ -45,40 +45,44 @@ def build_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Adam:
 
 
 def train(
-    model: Model, optimizer: torch.optim.Optimizer, split: Split, course: Course, team: Team | None = None
+    model: Model,
+    optimizer: torch.optim.Optimizer,
+    split: Split,
+    supervisor: TrainingSupervisor,
+    team: Team | None = None,
 ) -> None:
-    """Train until patience or epochs are used up; `course.best` then holds the best weights.
+    """Train until patience or epochs are used up; `supervisor.best` then holds the best weights.
 
     Every step seeds its own randomness, so a run that goes on from a checkpoint takes the same steps as one that was
     never interrupted. The other ranks of a `team` are at `follow` meanwhile.
     """
-    config, standing, team = course.config, course.standing, team or Team()
+    config, state, team = supervisor.config, supervisor.state, team or Team()
     team.share_draws(model)
     model.train()
-    while course.going:
-        with course.timed("loading"):
-            batches = epoch_batches(config, split, model, standing.epoch)
-        if standing.batch == 0:
-            refresh_samplers(model, config.seed, standing.epoch)
-        while standing.batch < len(batches):
-            with course.timed("loading"):
-                group = next_group(batches, standing.batch, config)
-            with course.timed("training"):
-                team.lead(standing.epoch, standing.batch, standing.step)
+    while supervisor.going:
+        with supervisor.timed("loading"):
+            batches = epoch_batches(config, split, model, state.epoch)
+        if state.batch == 0:
+            refresh_samplers(model, config.seed, state.epoch)
+        while state.batch < len(batches):
+            with supervisor.timed("loading"):
+                group = next_group(batches, state.batch, config)
+            with supervisor.timed("training"):
+                team.lead(state.epoch, state.batch, state.step)
                 optimizer.zero_grad(set_to_none=True)
                 try:
-                    losses = compute_gradients(model, group, config, standing.step, team)
+                    losses = compute_gradients(model, group, config, state.step, team)
                 except ArgumentError:  # a loss refuses scores that are no numbers: have the weights run away?
-                    course.check_weights()
+                    supervisor.check_weights()
                     raise
                 for loss in losses:
-                    course.count_batch(loss, of=len(batches))
+                    supervisor.count_batch(loss, of=len(batches))
                 take_step(model, optimizer, config)
-            course.breathe()
+            supervisor.save_or_stop()
         model.eval()
-        course.end_epoch()
+        supervisor.end_epoch()
         model.train()
-        course.breathe()
+        supervisor.save_or_stop()
 
 
 def follow(model: Model, optimizer: torch.optim.Optimizer, split: Split, config: RunConfig, team: Team) -> None:

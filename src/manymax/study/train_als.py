@@ -6,20 +6,20 @@ from typing import Any
 
 import torch
 
-from manymax.study.course import Course
 from manymax.study.data.interactions import Split
-from manymax.study.heads import own_keywords
+from manymax.study.run_head import own_keywords
+from manymax.study.supervisor import TrainingSupervisor
 from manymax.study.train import Model
 
 
 @torch.no_grad()
-def train_als(model: Model, split: Split, course: Course) -> None:
-    """Alternate until patience or sweeps are used up; `course.best` then holds the best weights.
+def train_als(model: Model, split: Split, supervisor: TrainingSupervisor) -> None:
+    """Alternate until patience or sweeps are used up; `supervisor.best` then holds the best weights.
 
     The solver works on the vectors of the model itself, so a checkpoint is the model's state and nothing else. The
     loss of a sweep is the objective per interaction.
     """
-    config = course.config
+    config = supervisor.config
     tables: Any = model.backbone  # `BackboneEntry.factors`: two tables of vectors and nothing else
     row = config.member.solvers[config.training.solver]
     own = own_keywords(row.settings, config.training.own)
@@ -27,10 +27,10 @@ def train_als(model: Model, split: Split, course: Course) -> None:
     # the first vectors are the model's, whatever the solver has drawn
     solver.user_vectors, solver.item_vectors = tables.users.weight.data, tables.items.weight.data
     solver.observe(split.train.users(), split.train.items)
-    while course.going:
-        with course.timed("training"):
+    while supervisor.going:
+        with supervisor.timed("training"):
             solver.update_users()
             solver.update_items()
-            course.count_batch(solver.objective() / split.train.items.numel(), of=1)
-        course.end_epoch()
-        course.breathe()
+            supervisor.count_batch(solver.objective() / split.train.items.numel(), of=1)
+        supervisor.end_epoch()
+        supervisor.save_or_stop()

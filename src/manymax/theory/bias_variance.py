@@ -32,11 +32,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from manymax.engine.approximation import Draws, Parts
+from manymax.engine.approximation import DrawTheory, Parts
 from manymax.engine.member import Member
 from manymax.errors import ArgumentError
 from manymax.ops import divergences as between
-from manymax.ops.log_sums import BLOCK
+from manymax.ops.log_sums import NUMBERS_PER_BLOCK
 from manymax.ops.tree import ClassTree
 from manymax.theory.approximations import approximating
 from manymax.theory.cases import check_count, read_cases
@@ -235,7 +235,7 @@ def drawn(
     for case in read_cases(known, scores, target, log_q, num_negatives=num_negatives, settings=settings):
         q = case.log_q[0].exp()
         ids = torch.multinomial(q, draws * num_negatives, replacement=True, generator=generator)
-        size = max(1, BLOCK // (num_negatives * len(case.scores)))
+        size = max(1, NUMBERS_PER_BLOCK // (num_negatives * len(case.scores)))
         values = [drawing.deviations(case, block) for block in ids.view(draws, num_negatives).split(size)]
         parts.append(_with_errors(torch.cat(values, -1)))
     return _joined(parts)
@@ -264,7 +264,7 @@ def divergences(scores: Tensor, log_q: Tensor | None = None, num_negatives: int 
     }
 
 
-def _drawing(member: str) -> tuple[Member, Draws]:
+def _drawing(member: str) -> tuple[Member, DrawTheory]:
     """A member that draws negatives, and how."""
     known, approximation = approximating(member, drawing=True)
     assert approximation.draws is not None

@@ -27,7 +27,7 @@ from torch import Tensor
 from manymax.engine.fenchel_young import FenchelYoung
 from manymax.errors import ArgumentError
 from manymax.ops.checks import check_scores
-from manymax.theory.order import Map
+from manymax.theory.order_preservation import Map
 
 
 def bregman_gap(pair: FenchelYoung, scores: Tensor, target: Tensor) -> Tensor:

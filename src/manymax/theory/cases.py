@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manymax.engine.approximation import Case
+from manymax.engine.approximation import ApproximationInput
 from manymax.engine.member import Approximation, Member
 from manymax.errors import ArgumentError, ArgumentTypeError
 from manymax.ops.checks import check_finite, check_scores
@@ -36,7 +36,7 @@ def read_cases(
     *,
     num_negatives: int = 1,
     settings: Mapping[str, Any] | None = None,
-) -> list[Case]:
+) -> list[ApproximationInput]:
     """The arguments, checked, in float64 and in blocks of rows; those of an approximation if `member` is one."""
     check_scores(scores)
     if scores.ndim > 2 or not len(scores):
@@ -61,7 +61,7 @@ def read_cases(
             ids = labels[at]
             labelled = ids, torch.ones_like(ids, dtype=rows.dtype), proposal[at].gather(-1, ids)
         tables = rows[at], log_probs, log_probs.exp(), proposal[at], *labelled
-        cases.append(Case(*tables, None if leaves is None else leaves[at], num_negatives, own))
+        cases.append(ApproximationInput(*tables, None if leaves is None else leaves[at], num_negatives, own))
     return cases
 
 

@@ -35,7 +35,7 @@ from manymax.errors import ArgumentError, check_choice
 from manymax.ops.discounts import discounts
 from manymax.ops.tree import ClassTree
 
-METRICS = ("precision", "recall", "dcg", "ndcg")
+CONSISTENCY_METRICS = ("precision", "recall", "dcg", "ndcg")
 LABELS = ("single", "multi")
 TIED = 1e-5  # scores that differ by less count as tied: a search finds them no better
 NEGLIGIBLE = 1e-4  # a smaller regret is within what such ties can cost
@@ -65,7 +65,7 @@ class LabelLaw:
 
     def gains(self, metric: str, cutoff: int | None = None) -> Tensor:
         """g, (C,), by which the best ranking sorts. The ideal DCG ends at `cutoff`; empty sets gain nothing."""
-        check_choice("metric", metric, METRICS)
+        check_choice("metric", metric, CONSISTENCY_METRICS)
         sizes = self.labels.sum(-1)
         per_label = torch.ones_like(self.probs)
         if metric == "recall":
@@ -82,7 +82,7 @@ def position_weights(metric: str, num_classes: int, cutoff: int | None = None) -
     >>> position_weights("precision", 4, cutoff=2)
     tensor([0.5000, 0.5000, 0.0000, 0.0000], dtype=torch.float64)
     """
-    check_choice("metric", metric, METRICS)
+    check_choice("metric", metric, CONSISTENCY_METRICS)
     cutoff = num_classes if cutoff is None else cutoff
     if not 1 <= cutoff <= num_classes:
         raise ArgumentError(f"`cutoff` must be between 1 and the number of classes, {num_classes}; got {cutoff}.")

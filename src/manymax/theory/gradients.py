@@ -25,7 +25,7 @@ from manymax.engine.member import Member
 from manymax.errors import ArgumentError, ArgumentTypeError
 from manymax.ops.checks import check_scores
 from manymax.ops.discounts import discounts
-from manymax.theory.order import Map
+from manymax.theory.order_preservation import Map
 
 
 def expected_dcg(values: Tensor, relevant: Tensor, cutoff: int | None = None) -> Tensor:

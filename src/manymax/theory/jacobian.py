@@ -23,7 +23,7 @@ from manymax.engine.member import Member
 from manymax.errors import ArgumentError, check_choice
 from manymax.members import FAMILY
 from manymax.ops.checks import check_scores
-from manymax.theory.order import Map, label_of, member_map
+from manymax.theory.order_preservation import Map, label_of, member_map
 
 METHODS = ("closed", "autograd")
 

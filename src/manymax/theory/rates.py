@@ -26,7 +26,7 @@ from torch import Tensor
 
 from manymax.engine.member import Member
 from manymax.errors import ArgumentError
-from manymax.theory.order import member_map
+from manymax.theory.order_preservation import member_map
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from manymax import ArgumentError
-from manymax.study.backbones.sasrec import Block, Dropout, SASRec
+from manymax.study.backbones.sasrec import Dropout, SASRec, TransformerLayer
 from manymax.study.data.batches import Batch
 
 
-def as_torch(block: Block, dim: int, hidden: int) -> nn.TransformerEncoderLayer:
+def as_torch(block: TransformerLayer, dim: int, hidden: int) -> nn.TransformerEncoderLayer:
     """torch's layer with the weights of a block."""
     layer = nn.TransformerEncoderLayer(dim, block.attention_heads, hidden, activation="gelu", batch_first=True)
     first, _, _, last = block.feed_forward
@@ -32,7 +32,7 @@ def as_torch(block: Block, dim: int, hidden: int) -> nn.TransformerEncoderLayer:
 
 @pytest.mark.parametrize("heads", [1, 4])
 def test_a_block_is_torchs_encoder_layer(heads: int, seed: int) -> None:
-    block = Block(8, heads, 20, 0.5).eval()
+    block = TransformerLayer(8, heads, 20, 0.5).eval()
     for parameter in block.parameters():
         nn.init.normal_(parameter)
     layer, x = as_torch(block, 8, 20).eval(), torch.randn(3, 6, 8)
@@ -95,7 +95,7 @@ def test_dropout_follows_the_global_seed_and_is_off_in_evaluation() -> None:
 
 def test_dropout_is_applied_in_all_its_places(seed: int) -> None:
     """With nearly everything dropped each part falls silent: a block is then two norms of what came in."""
-    block, x = Block(8, 2, 20, 0.99999).train(), torch.randn(3, 6, 8)
+    block, x = TransformerLayer(8, 2, 20, 0.99999).train(), torch.randn(3, 6, 8)
     assert torch.equal(block.attention(x), block.merge.bias.expand(3, 6, 8))
     assert torch.equal(block.feed_forward(x), block.feed_forward[-1].bias.expand(3, 6, 8))
     norm = nn.functional.layer_norm

@@ -109,7 +109,7 @@ def test_a_packed_file_that_broke_off(tmp_path: Path) -> None:
 
 
 def test_a_fault_far_down_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("manymax.study.data.sources.delimited.BLOCK", 1 << 10)
+    monkeypatch.setattr("manymax.study.data.sources.delimited.BYTES_PER_CHUNK", 1 << 10)
     path = tmp_path / "own.csv"
     path.write_text(HEADER + GOOD * 5000 + "a,y,x,1,train\n" + GOOD * 5000)
     with pytest.raises(ArgumentError, match=r"own.csv, line 5002, column 'rating'"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from manymax.study.data import planted
-from manymax.study.data.planted import SIZES, Truth, parse_size, plant
+from manymax.study.data.planted import SIZES, PlantedLaw, parse_size, plant
 
 
 def test_the_seed_decides() -> None:
@@ -32,7 +32,7 @@ def test_a_user_has_several_items_each_once_and_in_time_order() -> None:
 def test_items_are_drawn_one_after_another_from_the_law(seed: int) -> None:
     rng = torch.Generator().manual_seed(seed)
     law, users = planted._law(1, 6, rng), 20_000
-    found = planted._draw(Truth(law.users.expand(users, -1), law.items, law.offsets), torch.full((users,), 2), rng)
+    found = planted._draw(PlantedLaw(law.users.expand(users, -1), law.items, law.offsets), torch.full((users,), 2), rng)
     first, second = found.reshape(users, 2).T
     probs = law.probs(torch.tensor([0]))[0]
     assert_frequencies(first, probs)
@@ -49,7 +49,9 @@ def test_popularity_is_zipf(seed: int) -> None:
     """E_u e^{<u, v> + b} = rank^-ZIPF, estimated with many users, within four standard errors."""
     rng = torch.Generator().manual_seed(seed)
     law = planted._law(1, 50, rng)
-    law = Truth(law.users, law.items * 0.3, law.offsets + law.items.square().sum(-1) * (1 - 0.09) / 2)  # milder tails
+    law = PlantedLaw(
+        law.users, law.items * 0.3, law.offsets + law.items.square().sum(-1) * (1 - 0.09) / 2
+    )  # milder tails
     users = torch.randn(200_000, planted.DIM, generator=rng)
     weights = (users @ law.items.T + law.offsets).exp()
     ranks = (-law.offsets - law.items.square().sum(-1) / 2).div(planted.ZIPF).exp()
@@ -70,7 +72,7 @@ def test_users_differ_and_popular_items_exist() -> None:
 
 def test_blocks_change_nothing_but_the_noise(monkeypatch) -> None:
     truth = planted._law(30, 20, torch.Generator().manual_seed(0))
-    monkeypatch.setattr(planted, "BLOCK", 64)
+    monkeypatch.setattr(planted, "SCORES_AT_A_TIME", 64)
     lengths = torch.arange(30) % 5 + 1
     items = planted._draw(truth, lengths, torch.Generator().manual_seed(0))
     assert items.numel() == int(lengths.sum())

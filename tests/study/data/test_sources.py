@@ -117,7 +117,7 @@ class TestText:
 
     def test_many_blocks(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Ids keep one number over all blocks of a file."""
-        monkeypatch.setattr("manymax.study.data.sources.delimited.BLOCK", 1 << 10)
+        monkeypatch.setattr("manymax.study.data.sources.delimited.BYTES_PER_CHUNK", 1 << 10)
         rng = np.random.default_rng(0)
         pairs = rng.integers(0, 50, (2_000, 2)).tolist()
         path = tmp_path / "a.csv"
@@ -466,7 +466,7 @@ class TestWhatIsMeant:
     def test_every_source_has_what_a_user_needs(self) -> None:
         for source in SOURCES.values():
             assert source.title
-            assert not source.files or (source.read and source.terms and source.reference)
+            assert not source.files or (source.read and source.terms and source.citation)
             for file in source.files:
                 assert file.url.startswith("https://")
                 assert os.path.basename(file.url) == file.name

@@ -6,14 +6,14 @@ import csv
 import io
 import math
 
-from manymax.study.report.formats import Cell, Table, comma_separated, figure, latex, markdown
+from manymax.study.report.formats import Cell, ReportTable, comma_separated, figure, latex, markdown
 
 HOSTILE = "a|b_c & 100% $x$ {y} ~^\\ <script> `*[z]\n#1"
 
 
-def table(rows: tuple, **changes: object) -> Table:
+def table(rows: tuple, **changes: object) -> ReportTable:
     columns = (("ml-1m", "lr=0.001"), ("ml-1m", "lr=0.0001"), ("gowalla", "lr=0.001"))
-    return Table("t", "Title", ("loss", "metric"), columns, rows, **changes)
+    return ReportTable("t", "Title", ("loss", "metric"), columns, rows, **changes)
 
 
 SOFTMAX = (("softmax", "N@20"), (Cell(0.26614, 0.001, best=True, paper=0.2661), Cell(0.25), Cell(0.1, overall=True)))
@@ -28,7 +28,7 @@ def test_levels_of_headings() -> None:
 
 
 def test_the_same_heading_under_two_parents_stays_two() -> None:
-    made = Table("t", "", (), (("a", "x"), ("b", "x")), ())
+    made = ReportTable("t", "", (), (("a", "x"), ("b", "x")), ())
     assert made.levels()[1] == [("x", 1), ("x", 1)]
 
 
@@ -87,5 +87,5 @@ def test_a_table_without_rows_is_written() -> None:
 
 def test_the_first_name_reaches_over_its_rows() -> None:
     rows = tuple(((name, "x"), ()) for name in ("a", "a", "b", "a"))
-    assert Table("t", "t", ("one", "two"), (), rows).heights() == [2, 0, 1, 1]
-    assert Table("t", "t", ("one",), (), ()).heights() == []
+    assert ReportTable("t", "t", ("one", "two"), (), rows).heights() == [2, 0, 1, 1]
+    assert ReportTable("t", "t", ("one",), (), ()).heights() == []

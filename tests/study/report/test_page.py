@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from manymax.errors import ManymaxError
-from manymax.paper.sections import EXTRA, PUBLISHED
+from manymax.paper.page_sections import EXTRA, PUBLISHED
 from manymax.study.report.page import build, report
 from manymax.study.report.runs import read_study
 from tests.study.report.generated import QUALITY, grid, write_run

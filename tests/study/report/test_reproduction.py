@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from manymax.cli.app import app
 from manymax.errors import ManymaxError
 from manymax.paper import reproduction
-from manymax.paper.apart import APART
 from manymax.paper.findings import FINDINGS as CLAIMS
+from manymax.paper.method_comparisons import METHOD_COMPARISONS
 from manymax.paper.reproduction import CAUSES, PAGE, RESULTS, drawings, page, read, write
 from manymax.paper.verdicts import FINDINGS, UNTESTED, decide
 from manymax.study.files import read_json, write_json
@@ -147,7 +147,7 @@ class TestCollect:
 class TestPage:
     def test_without_records(self, tmp_path: Path) -> None:
         text = page(read(tmp_path))
-        sections = ("accuracy", "negatives", "pace", "models", *APART, "data", "origin")
+        sections = ("accuracy", "negatives", "pace", "models", *METHOD_COMPARISONS, "data", "origin")
         assert text.count("Not enough runs") == len(sections) + len(CLAIMS)
         assert "- ml-1m, lightgcn: not enough runs, none yet." in text
         assert "confirmed" not in [row(text, str(f.number), f.claim)[2].strip("*") for f in CLAIMS]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from manymax.errors import ManymaxError
-from manymax.members import FAMILY, REFERENCES
+from manymax.members import FAMILY, REFERENCE_LOSSES
 from manymax.study.records import EPOCHS, RECORD, SETTINGS, write_epochs
 from manymax.study.report.runs import chosen, metrics, natural, read_study, trials
 from tests.study.report.generated import QUALITY, grid, write_run
@@ -37,7 +37,7 @@ def test_one_seed_has_no_spread(tmp_path: Path) -> None:
 
 def test_the_family_stands_in_its_order_and_the_references_after_it(tmp_path: Path) -> None:
     grid(tmp_path, losses=sorted(QUALITY))
-    assert labels(tmp_path) == [name for name in (*FAMILY, *REFERENCES) if name in QUALITY]
+    assert labels(tmp_path) == [name for name in (*FAMILY, *REFERENCE_LOSSES) if name in QUALITY]
 
 
 def test_a_label_names_what_varies_for_its_loss_and_nothing_else(tmp_path: Path) -> None:

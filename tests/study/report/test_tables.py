@@ -11,7 +11,7 @@ import torch
 from manymax.study.files import read_json, write_json
 from manymax.study.records import RECORD, write_users
 from manymax.study.report import pace, tables
-from manymax.study.report.formats import Cell, Table
+from manymax.study.report.formats import Cell, ReportTable
 from manymax.study.report.runs import Trial, chosen, read_study, trials
 from tests.study.report.generated import grid, write_run
 
@@ -20,8 +20,8 @@ def made(folder: Path) -> list[Trial]:
     return trials(read_study(folder).done)
 
 
-def row(table: Table, *heads: str) -> tuple[Cell, ...]:
-    (cells,) = [cells for names, cells in table.rows if names == heads]
+def row(table: ReportTable, *headers: str) -> tuple[Cell, ...]:
+    (cells,) = [cells for names, cells in table.rows if names == headers]
     return cells
 
 

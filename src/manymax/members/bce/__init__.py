@@ -17,5 +17,5 @@ MEMBER = Member(
     kernel=bce_kernel,
     cost=sampled_cost,
     traffic=sampled_traffic(sums=2, row=2 * FLOAT),
-    reference="Kang and McAuley, ICDM 2018, equation 12",
+    citation="Kang and McAuley, ICDM 2018, equation 12",
 )

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from manymax.engine.member import Fact, Facts, Formulas
-from manymax.engine.sample import DrawnKernel, Sample
+from manymax.engine.sampled_scores import DrawnKernel, SampledScores
 
 
 def bce_loss(positive: Tensor, negative: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ def bce_loss(positive: Tensor, negative: Tensor) -> Tensor:
 def bce_kernel() -> DrawnKernel:
     """The kernel of BCE; what is masked (-inf) adds nothing to the mean."""
 
-    def rows(sample: Sample) -> Tensor:
+    def rows(sample: SampledScores) -> Tensor:
         noise = sample.ranks.total(softplus(sample.negative).sum(-1)) / sample.num_negatives
         return softplus(-sample.positive) + noise
 
@@ -51,7 +51,7 @@ FORMULAS = Formulas(
 )
 
 FACTS = Facts(
-    order=None,
+    order_preservation=None,
     fenchel_young=Fact(False, "logistic losses of single scores", "derived", "derived"),
     convex=Fact(True, "a sum of logistic losses", "derived", "derived"),
     calibrated=Fact(

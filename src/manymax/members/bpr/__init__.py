@@ -17,5 +17,5 @@ MEMBER = Member(
     kernel=bpr_kernel,
     cost=sampled_cost,
     traffic=sampled_traffic(sums=2, row=2 * FLOAT),
-    reference="Rendle, Freudenthaler, Gantner, Schmidt-Thieme, UAI 2009",
+    citation="Rendle, Freudenthaler, Gantner, Schmidt-Thieme, UAI 2009",
 )

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from manymax.engine.member import Fact, Facts, Formulas
-from manymax.engine.sample import DrawnKernel, Sample
+from manymax.engine.sampled_scores import DrawnKernel, SampledScores
 
 
 def bpr_loss(positive: Tensor, negative: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ def bpr_loss(positive: Tensor, negative: Tensor) -> Tensor:
 def bpr_kernel() -> DrawnKernel:
     """The kernel of BPR; what is masked (-inf) adds nothing to the mean."""
 
-    def rows(sample: Sample) -> Tensor:
+    def rows(sample: SampledScores) -> Tensor:
         ranks = sample.ranks
         positive = ranks.spread(sample.positive).unsqueeze(-1)
         return ranks.total(softplus(sample.negative - positive).sum(-1)) / sample.num_negatives
@@ -53,7 +53,7 @@ FORMULAS = Formulas(
 )
 
 FACTS = Facts(
-    order=None,
+    order_preservation=None,
     fenchel_young=Fact(False, "a mean of logistic losses of differences", "derived", "derived"),
     convex=Fact(True, "a mean of logistic losses of differences", "derived", "derived"),
     calibrated=Fact(

@@ -31,5 +31,5 @@ MEMBER = Member(
     cost=COST,
     traffic=TRAFFIC,
     theory=THEORY,
-    reference="Peters, Niculae, Martins, ACL 2019; Correia, Niculae, Martins, EMNLP 2019",
+    citation="Peters, Niculae, Martins, ACL 2019; Correia, Niculae, Martins, EMNLP 2019",
 )

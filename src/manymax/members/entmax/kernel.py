@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from manymax.engine import native
-from manymax.engine.blocks import Block, Dense, Kernel, Result, Sparse, merged
+from manymax.engine.blocks import Block, BlockResult, Dense, Kernel, Sparse, merged
 from manymax.engine.cost import DOUBLE, MARKED, SEARCH_STEPS, EntryCost, Work, exact_cost, exact_traffic
 from manymax.engine.ranks import Ranks, columns
 from manymax.engine.row_target import RowTarget
@@ -62,7 +62,7 @@ def entmax_kernel(alpha: float | Tensor = 1.5) -> Kernel:
     return Kernel(run, setting=read if learned else None, omega=omega_of)
 
 
-def block_entmax(alpha: float, wants_alpha: bool = False) -> Callable[[Block], Result]:
+def block_entmax(alpha: float, wants_alpha: bool = False) -> Callable[[Block], BlockResult]:
     """From blocks of scores to losses and gradient, for alpha > 1.
 
     Rows of small support give a few entries, the others a dense table. On one process a row is solved while it is in
@@ -70,7 +70,7 @@ def block_entmax(alpha: float, wants_alpha: bool = False) -> Callable[[Block], R
     """
     dense_before = False
 
-    def run(block: Block) -> Result:
+    def run(block: Block) -> BlockResult:
         nonlocal dense_before
         picked = block.target.pick(block.scores).clone()
         compiled = alpha in VARIANTS and not wants_alpha and native.serves(block)
@@ -84,23 +84,23 @@ def block_entmax(alpha: float, wants_alpha: bool = False) -> Callable[[Block], R
     return run
 
 
-def _native_rows(block: Block, picked: Tensor, alpha: float) -> Result:
+def _native_rows(block: Block, picked: Tensor, alpha: float) -> BlockResult:
     target = block.target
     maximum, conjugate, parts = native.run(block, SOURCE, VARIANTS[alpha])
     inner = target.inner(picked, maximum, block.spread)
-    return Result(target.total * conjugate.to(block.scores.dtype) - inner, parts)
+    return BlockResult(target.total * conjugate.to(block.scores.dtype) - inner, parts)
 
 
 def _whole_rows(
     block: Block, picked: Tensor, alpha: float, wants_alpha: bool, dense_before: bool
-) -> tuple[Result, bool]:
+) -> tuple[BlockResult, bool]:
     """The result of a block that has all classes of its rows, and whether all of its supports are large."""
     target, scores = block.target, block.scores
     parts, wide, maximum = _candidates(scores, alpha, dense_before)
     check_finite(maximum)
     conjugate, slopes = torch.zeros_like(maximum), torch.zeros_like(maximum, dtype=torch.float64)
     order = torch.tensor(alpha, dtype=torch.float64)
-    result = Result(picked.new_zeros(0))
+    result = BlockResult(picked.new_zeros(0))
     for found in parts:
         probs, _, values = simplex.solve_few(found, alpha)
         conjugate[found.rows] = values.to(scores.dtype)
@@ -192,7 +192,7 @@ class _Piece(NamedTuple):
     table: Tensor
 
 
-def _parts_of_rows(block: Block, picked: Tensor, alpha: float, wants_alpha: bool, compiled: bool) -> Result:
+def _parts_of_rows(block: Block, picked: Tensor, alpha: float, wants_alpha: bool, compiled: bool) -> BlockResult:
     """Each rank searches among the classes that can be in the support; every rank gets the same sums."""
     target, scores, ranks, beta = block.target, block.scores, block.ranks, alpha - 1
     parts, wide, maximum, bound = _shared_candidates(block, beta, compiled)
@@ -200,13 +200,15 @@ def _parts_of_rows(block: Block, picked: Tensor, alpha: float, wants_alpha: bool
     parts = [_not_empty(found, scores) for found in parts]
     few = [_Piece(found.rows, (found.scores - found.maximum).double()) for found in parts]
     table = _differences(scores, maximum, wide)
-    rest = [_Piece(wide[rows], table[rows]) for rows in row_blocks(table.shape[0], table.shape[1], simplex.BLOCK)]
+    rest = [
+        _Piece(wide[rows], table[rows]) for rows in row_blocks(table.shape[0], table.shape[1], simplex.SCORES_PER_BLOCK)
+    ]
     sums = _native_sums if compiled else _plain_sums
     level = _search(few, rest, bound.double(), scores.dtype, beta, ranks, sums)
 
     moment, slopes = torch.zeros_like(level), torch.zeros_like(level)
     order = torch.tensor(alpha, dtype=torch.float64)
-    result = Result(inner)
+    result = BlockResult(inner)
     for rows, d in few + rest:
         u, probs = _powers(d, level[rows].to(d.dtype), beta)
         moment[rows] = u.mul_(probs).sum(1, keepdim=True, dtype=torch.float64)
@@ -233,8 +235,8 @@ def _shared_candidates(
     A rank's own level leaves out the classes of the others and is too high: the smallest of all bounds the solution.
     """
     scores, ranks = block.scores, block.ranks
-    heads = None if compiled else simplex.group_maxima(scores)
-    if heads is None:
+    group_tops = None if compiled else simplex.group_maxima(scores)
+    if group_tops is None:
         top, own = scores.new_empty(len(scores), 1), torch.empty(len(scores), 1, dtype=torch.float64)
         shape = (len(scores), scores.shape[1], block.num_classes)
         native.call(SOURCE, "levels", scores, scores, *shape, top, own, numbers=(VARIANTS[1 + beta],), threads=True)
@@ -243,18 +245,18 @@ def _shared_candidates(
         # at the maximum of all ranks the level of this one's classes is as much higher as its own maximum is lower
         own = own.to(scores.dtype) + beta * (maximum - top)
     else:
-        maximum = ranks.maximum(heads.amax(1, keepdim=True))
+        maximum = ranks.maximum(group_tops.amax(1, keepdim=True))
         check_finite(maximum)
-        own = simplex._newton(heads - maximum, beta, steps=6)
+        own = simplex._newton(group_tops - maximum, beta, steps=6)
     # a rank whose classes do not reach a sum of 1 even at the highest level, that of a single class, knows no more
     highest = 0.0 if simplex._in_v(beta) else 1.0
     bound = -ranks.maximum(-own.nan_to_num(highest, highest, highest).clamp_(max=highest))
     # it is in working precision: widen it by more than its error
     cut = -1 / beta - (bound + 1e-4) if simplex._in_v(beta) else -(bound * (1 + 1e-4)) / beta
-    if heads is None:
+    if group_tops is None:
         parts, wide = native.collect(scores, block.num_classes, maximum, maximum, cut)
     else:
-        parts, wide = simplex.collect(scores, heads, maximum, maximum, cut)
+        parts, wide = simplex.collect(scores, group_tops, maximum, maximum, cut)
     return parts, wide, maximum, bound
 
 

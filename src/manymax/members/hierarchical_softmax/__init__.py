@@ -30,7 +30,7 @@ MEMBER = Member(
     cost=cost,
     path_length=mean_code_length,
     theory=THEORY,
-    reference="Morin and Bengio, AISTATS 2005; on Huffman's tree: Mikolov et al., NeurIPS 2013",
+    citation="Morin and Bengio, AISTATS 2005; on Huffman's tree: Mikolov et al., NeurIPS 2013",
 )
 
 LinearHierarchicalSoftmaxLoss.member = MEMBER

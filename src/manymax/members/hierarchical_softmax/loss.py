@@ -384,7 +384,7 @@ FORMULAS = Formulas(
 )
 
 FACTS = Facts(
-    order=None,
+    order_preservation=None,
     fenchel_young=Fact(
         False,
         "in the node scores: the Hessian differs between labels, that of a Fenchel-Young loss does not",

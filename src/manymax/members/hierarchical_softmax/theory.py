@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from manymax.engine.approximation import Case, Parts
+from manymax.engine.approximation import ApproximationInput, Parts
 from manymax.engine.member import Approximation, Theory
 
 
@@ -15,7 +15,7 @@ def _minimisers(probs: Tensor, _: Tensor | None, **settings: Any) -> Tensor:
     return probs.log().unsqueeze(0)
 
 
-def _parts(case: Case) -> Parts:
+def _parts(case: ApproximationInput) -> Parts:
     """log P(y) - log P_tree(y): its mean over y ~ P is KL(P || P_tree)."""
     assert case.tree_log_probs is not None
     return Parts.exact(case.at_labels(case.log_probs - case.tree_log_probs))

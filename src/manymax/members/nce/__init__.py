@@ -20,5 +20,5 @@ MEMBER = Member(
     cost=sampled_cost,
     traffic=sampled_traffic(sums=2, row=2 * FLOAT),
     theory=THEORY,
-    reference="Gutmann and Hyvarinen, AISTATS 2010",
+    citation="Gutmann and Hyvarinen, AISTATS 2010",
 )

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from manymax.engine.member import Fact, Facts, Formulas, Learned, Setting
-from manymax.engine.sample import HIT_POLICIES, DrawnKernel, Sample, read_number, read_sample
+from manymax.engine.sampled_scores import HIT_POLICIES, DrawnKernel, SampledScores, read_number, read_sample
 from manymax.errors import ArgumentError, check_choice
 from manymax.ops.divergences import jensen_shannon
 from manymax.ops.reduction import REDUCTIONS, reduce
@@ -82,7 +82,7 @@ def nce_kernel(hit_policy: str = "keep", log_z: float | Tensor = 0.0) -> DrawnKe
         tensor(3.2508)
     """
 
-    def rows(sample: Sample) -> Tensor:
+    def rows(sample: SampledScores) -> Tensor:
         ranks = sample.ranks
         shift = read_number("log_z", log_z, sample.positive, tuple(sample.positive.shape))
         shift = shift + math.log(sample.num_negatives)
@@ -148,7 +148,7 @@ FORMULAS = Formulas(
 )
 
 FACTS = Facts(
-    order=None,
+    order_preservation=None,
     fenchel_young=Fact(False, "logistic losses on unnormalised scores", "derived", "derived"),
     convex=Fact(
         True,

@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from manymax.engine.approximation import TOLERANCE, Case, Draws, Parts
+from manymax.engine.approximation import TOLERANCE, ApproximationInput, DrawTheory, Parts
 from manymax.engine.member import Approximation, Setting, Theory
 from manymax.members.nce.loss import nce_loss
 from manymax.ops.log_sums import in_bins
@@ -37,24 +37,24 @@ def expected_nce_curvature(log_q: Tensor, target: int, num_negatives: int) -> fl
     return float(weights.max()) / 4
 
 
-def _log_z(case: Case) -> Tensor:
+def _log_z(case: ApproximationInput) -> Tensor:
     """log Z0, (N, 1): the given one, or that of the scores, which normalises them."""
     normaliser, given = case.scores.logsumexp(-1, keepdim=True), case.settings["log_z"]
     return normaliser if given is None else torch.full_like(normaliser, given)
 
 
-def _offset(case: Case) -> Tensor:
+def _offset(case: ApproximationInput) -> Tensor:
     """log(k q_y) + 1, (N, L)."""
     return math.log(case.num_negatives) + case.label_log_q + 1
 
 
-def _points(case: Case, largest: int) -> tuple[Tensor, Tensor, Tensor]:
+def _points(case: ApproximationInput, largest: int) -> tuple[Tensor, Tensor, Tensor]:
     """w = exp(s)/(Z0 q) at the labels (N, L), and weights with probabilities (N, J) for those of all classes."""
     weights = case.weights * (case.scores.logsumexp(-1, keepdim=True) - _log_z(case)).exp()
     return case.at_labels(weights), *in_bins(weights, case.log_q.exp())
 
 
-def _exact(case: Case, points: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def _exact(case: ApproximationInput, points: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Bias, (N, L), and variance, (N, 1).
 
     As k grows the first tends to Z/Z0 - 1 - log(Z/Z0): 0 for normalised scores, and for no others.
@@ -66,7 +66,7 @@ def _exact(case: Case, points: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, T
     return torch.log1p(own / k) + k * mean - 1 - ratio.log(), variance
 
 
-def _parts(case: Case) -> Parts:
+def _parts(case: ApproximationInput) -> Parts:
     """The paper's variance k chi2/(k+1)^2, which makes the logarithm linear, beside the exact one."""
     k, points = case.num_negatives, _points(case, case.num_negatives)
     bias, variance = _exact(case, points)
@@ -77,7 +77,7 @@ def _parts(case: Case) -> Parts:
     return Parts(bias, bias, in_range, variance=predicted, exact_variance=variance, offset=_offset(case))
 
 
-def _deviations(case: Case, ids: Tensor) -> Tensor:
+def _deviations(case: ApproximationInput, ids: Tensor) -> Tensor:
     loss = nce_loss(**case.sample(ids), log_z=_log_z(case).expand(-1, len(ids)), reduction="none")
     return loss + case.at_labels(case.log_probs) - _offset(case)
 
@@ -87,6 +87,6 @@ THEORY = Theory(
     approximation=Approximation(
         _parts,
         settings=(Setting("log_z", float, None, "Assumed log partition; that of the scores unless it is given."),),
-        draws=Draws(_points, _exact, _deviations),
+        draws=DrawTheory(_points, _exact, _deviations),
     ),
 )

@@ -22,5 +22,5 @@ MEMBER = Member(
     cost=COST,
     traffic=TRAFFIC,
     theory=THEORY,
-    reference="Kong, Krichene, Mayoraz, Rendle, Zhang, NeurIPS 2020",
+    citation="Kong, Krichene, Mayoraz, Rendle, Zhang, NeurIPS 2020",
 )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from manymax.engine import native
-from manymax.engine.blocks import PIECE, Block, Dense, Kernel, Result, Sparse, merged
+from manymax.engine.blocks import PIECE, Block, BlockResult, Dense, Kernel, Sparse, merged
 from manymax.engine.cost import DOUBLE, MARKED, EntryCost, Work, exact_cost, exact_traffic
 from manymax.engine.ranks import Ranks
 from manymax.engine.row_target import RowTarget
@@ -41,7 +41,7 @@ def rankmax_kernel() -> Kernel:
     return Kernel(block_rankmax)
 
 
-def block_rankmax(block: Block) -> Result:
+def block_rankmax(block: Block) -> BlockResult:
     """Losses and gradient of a block of scores: a few entries where few classes are above the lowest cut."""
     if not block.ranks.alone:
         return _parts_of_rows(block)
@@ -51,14 +51,14 @@ def block_rankmax(block: Block) -> Result:
     block = replace(block, target=target)
     if not masked and native.serves(block) and native.lists_positives(block):
         _, losses, made = native.run(block, SOURCE, labels=labels)
-        return Result(losses.to(scores.dtype), made)
-    heads = simplex.group_maxima(scores)
-    check_finite(heads.amax(1))
+        return BlockResult(losses.to(scores.dtype), made)
+    group_tops = simplex.group_maxima(scores)
+    check_finite(group_tops.amax(1))
     if masked:
         raise ArgumentError("`target` names a class whose score is -inf: a masked class cannot be a positive.")
     lowest = labels[:, :1]
-    parts, wide = simplex.collect(scores, heads, lowest, lowest, torch.full_like(lowest, -1.0))
-    result = Result(scores.new_zeros(scores.shape[0]))
+    parts, wide = simplex.collect(scores, group_tops, lowest, lowest, torch.full_like(lowest, -1.0))
+    result = BlockResult(scores.new_zeros(scores.shape[0]))
     for found in parts:
         table, part = found.scores.double(), target[found.rows]
         losses, own = _rankmax_(table, part, labels[found.rows].double())
@@ -179,22 +179,24 @@ def _from_the_right(buckets: Tensor) -> Tensor:
 # Several ranks -----------------------------------------------------------------------------------
 
 
-def _parts_of_rows(block: Block) -> Result:
+def _parts_of_rows(block: Block) -> BlockResult:
     """The same where ranks share the classes: the sums of all rows, one exchange, then the gradient."""
     target, scores, ranks = block.target, block.scores, block.ranks
     compiled = native.serves(block)
-    heads = None if compiled else simplex.group_maxima(scores)
-    check_finite(ranks.maximum(scores.amax(1) if heads is None else heads.amax(1)))
+    group_tops = None if compiled else simplex.group_maxima(scores)
+    check_finite(ranks.maximum(scores.amax(1) if group_tops is None else group_tops.amax(1)))
     labels, weights = _labels(target, scores, ranks)
     lowest = labels.amin(1, keepdim=True)
     cut = torch.full_like(lowest, -1.0)
-    if heads is None:
+    if group_tops is None:
         parts, wide = native.collect(scores, block.num_classes, lowest, lowest, cut)
     else:
-        parts, wide = simplex.collect(scores, heads, lowest, lowest, cut)
+        parts, wide = simplex.collect(scores, group_tops, lowest, lowest, cut)
     table = scores if len(wide) == len(scores) else scores[wide]
     pieces = [(found.rows, found.scores.double()) for found in parts]
-    pieces += [(wide[rows], table[rows]) for rows in row_blocks(table.shape[0], table.shape[1], simplex.BLOCK)]
+    pieces += [
+        (wide[rows], table[rows]) for rows in row_blocks(table.shape[0], table.shape[1], simplex.SCORES_PER_BLOCK)
+    ]
     own = scores.new_zeros(*labels.shape, 2, dtype=torch.float64)
     for rows, s in pieces:
         for p in range(labels.shape[1]):
@@ -202,7 +204,7 @@ def _parts_of_rows(block: Block) -> Result:
             own[rows, p] = torch.stack([u.sum(1), u.sign_().sum(1)], 1).double()
     sums, sizes = ranks.sum(own).unbind(2)
     sums = torch.where(weights != 0, sums, 1)
-    result = Result((weights * sums.log()).sum(1).to(scores.dtype))
+    result = BlockResult((weights * sums.log()).sum(1).to(scores.dtype))
     if target.coefficient is None:
         return result
     shares = target.coefficient.double().unsqueeze(1) * weights / sums  # (n, P)

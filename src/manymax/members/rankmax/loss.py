@@ -177,7 +177,7 @@ FORMULAS = Formulas(
 )
 
 FACTS = Facts(
-    order=Fact(
+    order_preservation=Fact(
         "weak", "given the label: never inverts; classes at or below s_y - 1 tie at 0", "section B.3", "confirmed"
     ),
     fenchel_young=Fact(

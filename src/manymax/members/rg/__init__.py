@@ -22,5 +22,5 @@ MEMBER = Member(
     traffic=traffic,
     theory=THEORY,
     solvers={"als": Solver(RGFactorization, SETTINGS)},
-    reference="Pu et al., ICML 2024",
+    citation="Pu et al., ICML 2024",
 )

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 
 from manymax.errors import ArgumentError, ArgumentTypeError, ManymaxError
 from manymax.members.rg import interactions as sparse
-from manymax.members.rg.interactions import Rows, check_ids, check_tensor, read_pairs
+from manymax.members.rg.interactions import Rows, check_ids, check_tensor, read_interactions
 from manymax.members.rg.systems import Systems, gram, weighted_sum
 from manymax.settings import Setting
 
@@ -167,7 +167,7 @@ class RGFactorization(nn.Module):
             values: (nnz,) non-negative weights, summed over repeats of a pair. Without them a pair counts once,
                 however often it is given.
         """
-        pairs = read_pairs(users, items, values, (self.num_users, self.num_items), like=self.user_vectors)
+        pairs = read_interactions(users, items, values, (self.num_users, self.num_items), like=self.user_vectors)
         self._by_user = Rows(pairs, self.num_users, self.user_vectors.dtype)
         self._by_item = Rows(pairs.transposed(), self.num_items, self.user_vectors.dtype)
 
@@ -246,7 +246,7 @@ class RGFactorization(nn.Module):
             (num_users, dim) vectors.
         """
         size = _count_new("num_users", num_users, users, axis=0)
-        pairs = read_pairs(users, items, values, (size, self.num_items), like=self.user_vectors)
+        pairs = read_interactions(users, items, values, (size, self.num_items), like=self.user_vectors)
         rows = Rows(pairs, size, self.user_vectors.dtype)
         return self._solve_users(rows, out=self.user_vectors.new_empty(size, self.dim))
 
@@ -277,7 +277,7 @@ class RGFactorization(nn.Module):
         """
         by_user, _ = self._observed()
         size = _count_new("num_items", num_items, users if items is None else items, axis=1)
-        pairs = read_pairs(users, items, values, (self.num_users, size), like=self.user_vectors)
+        pairs = read_interactions(users, items, values, (self.num_users, size), like=self.user_vectors)
         rows, base = Rows(pairs.transposed(), size, self.user_vectors.dtype), self._enlarged_base(prior, size)
         new = torch.bincount(pairs.rows, pairs.values, minlength=self.num_users).to(self.user_vectors)
         first, second = self._user_moments(by_user.total + new)

@@ -18,15 +18,15 @@ SHARED_BLOCK = 1 << 20
 SEPARATE_BLOCK = 1 << 22
 
 
-class Pairs(NamedTuple):
+class InteractionPairs(NamedTuple):
     """Distinct interactions: ids on both sides, (nnz,) each, and their values, or None where all are 1."""
 
     rows: Tensor
     columns: Tensor
     values: Tensor | None
 
-    def transposed(self) -> Pairs:
-        return Pairs(self.columns, self.rows, self.values)
+    def transposed(self) -> InteractionPairs:
+        return InteractionPairs(self.columns, self.rows, self.values)
 
 
 class Rows(nn.Module):
@@ -41,7 +41,7 @@ class Rows(nn.Module):
     values: Tensor | None
     total: Tensor
 
-    def __init__(self, pairs: Pairs, num_rows: int, dtype: torch.dtype) -> None:
+    def __init__(self, pairs: InteractionPairs, num_rows: int, dtype: torch.dtype) -> None:
         super().__init__()
         rows, columns, values = pairs
         entries = rows.argsort(stable=True)
@@ -94,7 +94,9 @@ class Rows(nn.Module):
         return vectors[self.columns[places]], values
 
 
-def read_pairs(users: Any, items: Tensor | None, values: Tensor | None, shape: tuple[int, int], like: Tensor) -> Pairs:
+def read_interactions(
+    users: Any, items: Tensor | None, values: Tensor | None, shape: tuple[int, int], like: Tensor
+) -> InteractionPairs:
     """Distinct pairs sorted by user then item, on the device of `like`, values in its dtype."""
     if items is None:
         users, items, values = _read_matrix(users, values, shape)
@@ -109,7 +111,7 @@ def read_pairs(users: Any, items: Tensor | None, values: Tensor | None, shape: t
     else:
         key, place = key.unique(return_inverse=True)
         weights = torch.bincount(place, _check_values(values, users.shape).to(like)).to(like)
-    return Pairs(key // shape[1], key % shape[1], weights)
+    return InteractionPairs(key // shape[1], key % shape[1], weights)
 
 
 def _read_matrix(matrix: Any, values: Tensor | None, shape: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from manymax.engine.cost import FLOAT, PER_STEP, Cost, Shape, Traffic, Work, gather, of_tables
-from manymax.engine.linear import Call
+from manymax.engine.linear import HeadCall
 from manymax.engine.row_target import RowTarget
 from manymax.ops.checks import check_finite, visible
 from manymax.ops.lookup import lookup
 
 
-def rg_kernel() -> Callable[[Call], Tensor]:
+def rg_kernel() -> Callable[[HeadCall], Tensor]:
     """From a call to the losses of its rows, (N,).
 
     mean(s) = <x, mean(w)> and var(s) = <x, cov(w) x>, so that a row costs d^2 and the class vectors C d^2, once.
@@ -31,7 +31,7 @@ def rg_kernel() -> Callable[[Call], Tensor]:
     return _losses
 
 
-def _losses(call: Call) -> Tensor:
+def _losses(call: HeadCall) -> Tensor:
     ranks, queries, vectors = call.shards.ranks, call.queries, call.vectors
     if call.bias is not None:  # a bias is one more feature of the class vectors
         check_finite(ranks.maximum(call.bias.amax()))
@@ -53,7 +53,7 @@ def _losses(call: Call) -> Tensor:
     return torch.where(rows.total > 0, value * scale + omega, 0)
 
 
-def _near_zero(vectors: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+def _near_zero(vectors: Tensor, call: HeadCall) -> tuple[Tensor, Tensor]:
     """The vectors minus their mean as rounding leaves it, 0 for masked classes, and the number of the others.
 
     The loss is that of any scores moved by a constant, so what is taken off needs no gradient; and a large mean costs

@@ -243,7 +243,7 @@ FORMULAS = Formulas(
 )
 
 FACTS = Facts(
-    order=Fact("strict", "p is affine in s", "derived", "derived"),
+    order_preservation=Fact("strict", "p is affine in s", "derived", "derived"),
     fenchel_young=Fact(
         True, "on the hyperplane sum p = 1, not on the simplex: p may be negative", "derived", "derived"
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from manymax.engine.approximation import TOLERANCE, Case, Parts
+from manymax.engine.approximation import TOLERANCE, ApproximationInput, Parts
 from manymax.engine.member import Approximation, Theory
 from manymax.members.rg.loss import rg_log_partition
 
@@ -45,7 +45,7 @@ def rg_series(scores: Tensor) -> tuple[Tensor, Tensor]:
     return -third / 6, -(fourth - 3 * second.square()) / 24
 
 
-def _parts(case: Case) -> Parts:
+def _parts(case: ApproximationInput) -> Parts:
     """log C + mean(s) + var(s)/2 - log Z, of which -mu_3/6 - kappa_4/24 are the first two terms."""
     bias = (rg_log_partition(case.scores) - case.scores.logsumexp(-1)).unsqueeze(-1)
     third, fourth = rg_series(case.scores)

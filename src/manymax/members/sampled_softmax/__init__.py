@@ -30,5 +30,5 @@ MEMBER = Member(
     cost=sampled_cost,
     traffic=sampled_traffic(sums=3, row=4 * FLOAT),
     theory=THEORY,
-    reference="Jean et al., ACL 2015; Ma and Collins, EMNLP 2018",
+    citation="Jean et al., ACL 2015; Ma and Collins, EMNLP 2018",
 )

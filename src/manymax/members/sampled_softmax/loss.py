@@ -30,7 +30,7 @@ from torch.nn.functional import log_softmax
 
 from manymax.engine.member import Fact, Facts, Formulas, Setting
 from manymax.engine.ranks import Ranks
-from manymax.engine.sample import HIT_POLICIES, DrawnKernel, Sample, read_sample
+from manymax.engine.sampled_scores import HIT_POLICIES, DrawnKernel, SampledScores, read_sample
 from manymax.errors import ArgumentError, check_choice
 from manymax.ops.checks import visible
 from manymax.ops.divergences import chi_square
@@ -40,7 +40,7 @@ CORRECTIONS = ("none", "logq", "partition")
 DEBIAS = (None, "delta", "jackknife")
 
 
-def _logits(sample: Sample, correction: str) -> tuple[Tensor, Tensor]:
+def _logits(sample: SampledScores, correction: str) -> tuple[Tensor, Tensor]:
     """(c_y (...), c_j (..., K)) up to a constant; masked negatives are at -inf."""
     positive, negative, ranks = sample.positive, sample.negative, sample.ranks
     # an offset of the scores goes first: it would cost the digits of log q
@@ -67,7 +67,7 @@ def _log_sum(positive: Tensor, negative: Tensor, ranks: Ranks) -> Tensor:
     return ((positive - top).exp() + total).log() + top
 
 
-def _delta(positive: Tensor, negative: Tensor, sample: Sample) -> Tensor:
+def _delta(positive: Tensor, negative: Tensor, sample: SampledScores) -> Tensor:
     """Var(X) / (2 k Z^2), the curvature bias estimated from the k terms X_j / Z = k softmax(c)_j."""
     k, ranks = sample.num_negatives, sample.ranks
     log_sum = _log_sum(positive, negative, ranks)
@@ -77,7 +77,7 @@ def _delta(positive: Tensor, negative: Tensor, sample: Sample) -> Tensor:
     return ranks.total(difference.square().sum(-1)) / (k - 1) / (2 * k)
 
 
-def _jackknife(positive: Tensor, negative: Tensor, sample: Sample) -> Tensor:
+def _jackknife(positive: Tensor, negative: Tensor, sample: SampledScores) -> Tensor:
     """(k - 1) / k sum_j (log Z - log Z without j): what the jackknife adds to log Z.
 
     The sum without j is the sum of all minus term j, at least half of it, unless j is the largest:
@@ -106,7 +106,7 @@ def _largest(negative: Tensor, ranks: Ranks) -> Tensor:
     return largest & (owner == ranks.rank)
 
 
-def _of_own(values: Tensor, sample: Sample) -> Tensor:
+def _of_own(values: Tensor, sample: SampledScores) -> Tensor:
     """The values of the negatives that this rank holds, 0 for what only fills up its rows."""
     return values if sample.own is None else torch.where(sample.own, values, 0)
 
@@ -127,7 +127,7 @@ def sampled_softmax_kernel(
         tensor(2.3026)
     """
 
-    def rows(sample: Sample) -> Tensor:
+    def rows(sample: SampledScores) -> Tensor:
         positive, negative = _logits(sample, correction)
         if sample.ranks.alone:
             losses = -log_softmax(torch.cat([positive.unsqueeze(-1), negative], -1), -1)[..., 0]
@@ -255,7 +255,7 @@ FORMULAS = Formulas(
 )
 
 FACTS = Facts(
-    order=None,
+    order_preservation=None,
     fenchel_young=Fact(
         False,
         "a ratio estimate: its gradient is not softmax(s) - e_y in expectation",

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manymax.engine.approximation import TOLERANCE, Case, Draws, Parts, Variant
+from manymax.engine.approximation import TOLERANCE, ApproximationInput, DrawTheory, Parts, Variant
 from manymax.engine.member import Approximation, Setting, Theory
 from manymax.errors import ArgumentError
 from manymax.members.sampled_softmax.loss import CORRECTIONS, sampled_softmax_loss
@@ -59,7 +59,7 @@ class SumOfDraws:
     log_points: Tensor
 
     @staticmethod
-    def of(case: Case, largest: int) -> SumOfDraws:
+    def of(case: ApproximationInput, largest: int) -> SumOfDraws:
         """The sum that the case's correction takes the logarithm of, to be used from its k to the largest."""
         zero = torch.zeros_like(case.shares)
         weights, q, correction = case.weights, case.log_q.exp(), case.settings["correction"]
@@ -124,14 +124,14 @@ class SumOfDraws:
         return large.clamp(min=0) / torch.where(self.drawn_variance > 0, self.drawn_variance, 1)
 
 
-def _exact(case: Case, form: SumOfDraws) -> tuple[Tensor, Tensor]:
+def _exact(case: ApproximationInput, form: SumOfDraws) -> tuple[Tensor, Tensor]:
     """Mean and variance of log S, (N, L) each."""
     fixed, mean, log_scale = form.at(case.num_negatives, case.settings["correction"])
     log_mean, variance = moments(fixed, mean, form.transformed, form.log_points, case.num_negatives)
     return log_mean + log_scale, variance.clamp(min=0)
 
 
-def _parts(case: Case) -> Parts:
+def _parts(case: ApproximationInput) -> Parts:
     """The Delta method beside the exact moments.
 
     It is in range where both of these together are small: the part of the variance that comes from draws large beside
@@ -153,7 +153,7 @@ def _parts(case: Case) -> Parts:
     )
 
 
-def _offset(case: Case) -> Tensor:
+def _offset(case: ApproximationInput) -> Tensor:
     """What sampled softmax has on top of the softmax loss, whatever the scores are, (N, L)."""
     k, num_classes, correction = case.num_negatives, case.scores.shape[-1], case.settings["correction"]
     if correction == "logq":
@@ -162,7 +162,7 @@ def _offset(case: Case) -> Tensor:
     return torch.full_like(case.shares, constant)
 
 
-def _deviations(case: Case, ids: Tensor) -> Tensor:
+def _deviations(case: ApproximationInput, ids: Tensor) -> Tensor:
     sample, log_prob = case.sample(ids), case.at_labels(case.log_probs)
     if case.settings["correction"] == "importance":
         estimate = (sample["negative"] - sample["log_q_negative"]).logsumexp(-1) - math.log(case.num_negatives)
@@ -180,7 +180,7 @@ THEORY = Theory(
     approximation=Approximation(
         _parts,
         settings=(Setting("correction", str, "logq", "How log q is used.", choices=ESTIMATES),),
-        draws=Draws(SumOfDraws.of, _exact, _deviations),
+        draws=DrawTheory(SumOfDraws.of, _exact, _deviations),
         by_probability=_by_probability,
         variants=(
             Variant({"correction": "none"}, uniform=False),  # "logq", where log q is the same for all classes

@@ -19,5 +19,5 @@ MEMBER = Member(
     cost=COST,
     traffic=TRAFFIC,
     theory=THEORY,
-    reference="Bridle 1990; as a Fenchel-Young loss: Blondel, Martins, Niculae, JMLR 2020",
+    citation="Bridle 1990; as a Fenchel-Young loss: Blondel, Martins, Niculae, JMLR 2020",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from manymax.engine.blocks import Block, Dense, Kernel, Result
+from manymax.engine.blocks import Block, BlockResult, Dense, Kernel
 from manymax.engine.cost import DOUBLE, MARKED, EntryCost, Work, exact_cost, exact_traffic
 from manymax.engine.ranks import columns
 from manymax.members.softmax.loss import omega
@@ -26,12 +26,12 @@ def softmax_kernel() -> Kernel:
     return Kernel(block_softmax, omega=omega)
 
 
-def block_softmax(block: Block) -> Result:
+def block_softmax(block: Block) -> BlockResult:
     """Losses and gradient of a block of scores, which the gradient overwrites."""
     return _whole_rows(block) if block.ranks.alone else _parts_of_rows(block)
 
 
-def _whole_rows(block: Block) -> Result:
+def _whole_rows(block: Block) -> BlockResult:
     """With i the likeliest listed class log Z - s_i = -log p_i, which no offset of the scores costs its digits.
 
     One pass for the softmax and a few over single columns: with all classes at hand no maximum is needed.
@@ -56,14 +56,14 @@ def _whole_rows(block: Block) -> Result:
         check_finite(again.amax(1))
         partition[rows] = again.sub_(top[rows]).logsumexp(1, keepdim=True)
     partition, top = torch.where(counts, partition, 0), torch.where(counts, top, 0)
-    result = Result(target.total * partition.squeeze(1) - target.inner(picked, top, block.spread))
+    result = BlockResult(target.total * partition.squeeze(1) - target.inner(picked, top, block.spread))
     if target.coefficient is not None:
         target.subtract_(probs)
         result.parts.append(Dense(probs, target.row_coefficient))
     return result
 
 
-def _parts_of_rows(block: Block) -> Result:
+def _parts_of_rows(block: Block) -> BlockResult:
     """Softmax over this rank's classes, then times its share of the sum over all ranks."""
     target, scores, ranks = block.target, block.scores, block.ranks
     own = scores.amax(1, keepdim=True)
@@ -77,7 +77,7 @@ def _parts_of_rows(block: Block) -> Result:
     # the likeliest class has p = exp(own - own) / sum exp(s - own)
     partial = (own - maximum).double().exp() / probs.amax(1, keepdim=True)
     partition, inner = ranks.sum(columns(partial.squeeze(1), inner)).unbind(1)
-    result = Result((target.total * partition.log() - inner).to(scores.dtype))
+    result = BlockResult((target.total * partition.log() - inner).to(scores.dtype))
     if target.coefficient is not None:
         probs.mul_((partial / partition.unsqueeze(1)).to(scores.dtype))
         target.subtract_(probs)

@@ -131,7 +131,7 @@ FORMULAS = Formulas(
 )
 
 FACTS = Facts(
-    order=Fact("strict", "s_i > s_j exactly when p_i > p_j", "Table 1, section 3.1.3", "confirmed"),
+    order_preservation=Fact("strict", "s_i > s_j exactly when p_i > p_j", "Table 1, section 3.1.3", "confirmed"),
     fenchel_young=Fact(True, "Omega is the negative Shannon entropy", "section 2.4", "confirmed"),
     convex=Fact(True, "convex in the scores, strictly so up to shifts", "appendix A.2", "confirmed"),
     calibrated=Fact(

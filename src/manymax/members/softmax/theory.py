@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import torch
 
-from manymax.engine.approximation import Case, Parts
+from manymax.engine.approximation import ApproximationInput, Parts
 from manymax.engine.member import Approximation
 from manymax.members.entmax.theory import closed_forms
 from manymax.members.softmax.loss import softmax
 
 
-def _nothing_lost(case: Case) -> Parts:
+def _nothing_lost(case: ApproximationInput) -> Parts:
     return Parts.exact(torch.zeros_like(case.shares))
 
 

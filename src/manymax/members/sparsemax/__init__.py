@@ -22,5 +22,5 @@ MEMBER = Member(
     cost=COST,
     traffic=TRAFFIC,
     theory=THEORY,
-    reference="Martins and Astudillo, ICML 2016",
+    citation="Martins and Astudillo, ICML 2016",
 )

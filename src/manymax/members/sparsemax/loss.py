@@ -103,7 +103,9 @@ FORMULAS = Formulas(
 )
 
 FACTS = Facts(
-    order=Fact("weak", "never inverts; classes below the threshold tie at 0", "proposition 3.5", "confirmed"),
+    order_preservation=Fact(
+        "weak", "never inverts; classes below the threshold tie at 0", "proposition 3.5", "confirmed"
+    ),
     fenchel_young=Fact(True, "Omega is the negative Gini entropy", "section 2.4", "confirmed"),
     convex=Fact(True, "convex in the scores", "appendix A.2", "confirmed"),
     calibrated=Fact(

@@ -29,5 +29,5 @@ MEMBER = Member(
     cost=COST,
     traffic=TRAFFIC,
     theory=THEORY,
-    reference="de Brebisson and Vincent, ICLR 2016; Banerjee et al. 2020",
+    citation="de Brebisson and Vincent, ICLR 2016; Banerjee et al. 2020",
 )

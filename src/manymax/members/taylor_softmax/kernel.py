@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from manymax.engine.blocks import PIECE, Block, Dense, Kernel, Result
+from manymax.engine.blocks import PIECE, Block, BlockResult, Dense, Kernel
 from manymax.engine.cost import DOUBLE, EntryCost, Work, exact_cost, exact_traffic
 from manymax.engine.ranks import columns
 from manymax.engine.row_target import RowTarget
@@ -29,16 +29,16 @@ def taylor_kernel(order: int = 2) -> Kernel:
     """
     check_order(order)
 
-    def run(block: Block) -> Result:
+    def run(block: Block) -> BlockResult:
         target, scores = block.target, block.scores
         # some rows at a time, which stay in cache
         pieces = row_blocks(scores.shape[0], scores.shape[1], PIECE)
         if block.ranks.alone:
             scores[:, block.num_classes :] = 0  # the padding is in no sum, and must not spoil the matmuls
             parts = [_rows_(scores[rows, : block.num_classes], target[rows], order) for rows in pieces]
-            result = Result(torch.cat(parts))
+            result = BlockResult(torch.cat(parts))
         else:
-            result = Result(_rows_of_all_(block, pieces, order))
+            result = BlockResult(_rows_of_all_(block, pieces, order))
         if target.coefficient is not None:
             result.parts.append(Dense(scores, target.row_coefficient))
         return result

@@ -172,7 +172,7 @@ FORMULAS = Formulas(
 )
 
 FACTS = Facts(
-    order=Fact("none", "f falls for s < -1: f(-3) = 2.5 > f(-1) = 0.5; rank by p", "derived", "derived"),
+    order_preservation=Fact("none", "f falls for s < -1: f(-3) = 2.5 > f(-1) = 0.5; rank by p", "derived", "derived"),
     fenchel_young=Fact(False, "the gradient is not p - e_y", "derived", "derived"),
     convex=Fact(False, "the Hessian has eigenvalues down to -2", "derived", "derived"),
     calibrated=Fact(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from manymax.engine.approximation import Case, Parts
+from manymax.engine.approximation import ApproximationInput, Parts
 from manymax.engine.member import Approximation, Theory
 from manymax.members.taylor_softmax.loss import SETTINGS, taylor_exp
 
@@ -60,7 +60,7 @@ def _minimisers(probs: Tensor, _: Tensor | None, order: int = 2) -> Tensor | Non
     return taylor_branches(probs, order) if bool((probs > 0).all()) else None
 
 
-def _parts(case: Case) -> Parts:
+def _parts(case: ApproximationInput) -> Parts:
     """log F - log f(s_y) - (log Z - s_y)."""
     terms = taylor_exp(case.scores, case.settings["order"])
     log_probs = torch.where(terms > 0, terms, 1).log() - terms.sum(-1, keepdim=True).log()

@@ -15,7 +15,7 @@ from manymax.members.rg.loss import error_bound, rg_log_partition
 from manymax.members.softmax.loss import softmax, softmax_loss
 from manymax.ops.divergences import chi_square, jensen_shannon, kl
 from manymax.ops.tree import HuffmanTree
-from manymax.paper.evidence.finding import Finding, double, normal, row
+from manymax.paper.evidence.check_result import CheckResult, double, normal, row
 from manymax.theory.bias_variance import estimate
 from manymax.theory.consistency import all_samples, conditional_risk
 
@@ -42,16 +42,16 @@ def _chi2() -> float:
 
 
 @cache
-def importance_bias_vanishes() -> Finding:
+def importance_bias_vanishes() -> CheckResult:
     """E[log Z-hat] tends to log Z for the estimate that the paper analyses, and for "partition"."""
     values = {name: [_sampled(name, k, 0)["bias"] for k in (10, 1000, 100_000)] for name in ("importance", "partition")}
     holds = all(abs(v[2]) < 1e-4 and abs(v[2]) < abs(v[1]) < abs(v[0]) for v in values.values())
     listed = ", ".join(f"{value:.1e}" for value in values["importance"])
-    return Finding(holds, f"k = 10, 1000, 100,000: {listed}")
+    return CheckResult(holds, f"k = 10, 1000, 100,000: {listed}")
 
 
 @cache
-def sampled_curvature_bias() -> Finding:
+def sampled_curvature_bias() -> CheckResult:
     """-chi2/(2k) for importance sampling alone, -v/(2k) for "partition", +chi2/(2k) over y ~ P for "logq"."""
     k, probs, q = 10_000, softmax(double(SCORES)), double(NOISE)
     others = torch.arange(len(probs)) != 0
@@ -64,17 +64,17 @@ def sampled_curvature_bias() -> Finding:
         "logq": (_sampled("logq", k)["bias"] - offset) / (_chi2() / (2 * k)),
     }
     listed = ", ".join(f"{name} {value:.3f}" for name, value in measured.items())
-    return Finding(
+    return CheckResult(
         all(abs(value - 1) < 0.02 for value in measured.values()), f"exact / predicted at k = 10,000: {listed}"
     )
 
 
 @cache
-def sampled_variance() -> Finding:
+def sampled_variance() -> CheckResult:
     """chi2/k to leading order, for importance sampling and for "logq"."""
     k = 10_000
     ratios = [_sampled(name, k, 0)["variance"] / (_chi2() / k) for name in ("importance", "logq")]
-    return Finding(
+    return CheckResult(
         all(abs(r - 1) < 0.02 for r in ratios), f"exact / chi2/k at k = 10,000: {ratios[0]:.4f}, {ratios[1]:.4f}"
     )
 
@@ -89,38 +89,38 @@ def _simple() -> tuple[float, float, int]:
 
 
 @cache
-def simple_bias() -> Finding:
+def simple_bias() -> CheckResult:
     """log(Z~/Z), Z~ = e^(s_y) + k E_q[e^s], is all of the uncorrected loss's bias but O(1/k); it grows like log k."""
     asymptotic, _, k = _simple()
     exact = _sampled("none", k, 0)["bias"]
-    return Finding(abs(exact - asymptotic) < 1e-3, f"k = 1000: {asymptotic:.4f} predicted, {exact:.4f} exact")
+    return CheckResult(abs(exact - asymptotic) < 1e-3, f"k = 1000: {asymptotic:.4f} predicted, {exact:.4f} exact")
 
 
 @cache
-def simple_curvature() -> Finding:
+def simple_curvature() -> CheckResult:
     """-k Var_q(e^s)/(2 Z~^2) is what remains."""
     asymptotic, variance, k = _simple()
     ratio = (_sampled("none", k, 0)["bias"] - asymptotic) / (-variance / 2)
-    return Finding(abs(ratio - 1) < 0.02, f"exact / predicted at k = 1000: {ratio:.4f}")
+    return CheckResult(abs(ratio - 1) < 0.02, f"exact / predicted at k = 1000: {ratio:.4f}")
 
 
 @cache
-def simple_variance() -> Finding:
+def simple_variance() -> CheckResult:
     """k Var_q(e^s)/Z~^2 to leading order."""
     _, variance, k = _simple()
     ratio = _sampled("none", k, 0)["variance"] / variance
-    return Finding(abs(ratio - 1) < 0.02, f"exact / predicted at k = 1000: {ratio:.4f}")
+    return CheckResult(abs(ratio - 1) < 0.02, f"exact / predicted at k = 1000: {ratio:.4f}")
 
 
 @cache
-def nce_bias() -> Finding:
+def nce_bias() -> CheckResult:
     """E[loss] = (1 + k)(H_b - JS) by enumeration; its gap to the softmax risk is not (1 + k) JS."""
     probs, q, k = softmax(double(SCORES)), double(NOISE), 3
     mean = float(conditional_risk(FAMILY["nce"], probs.log(), probs, log_q=q.log(), num_negatives=k))
     right = float(expected_loss(probs, q, k))
     entropy = float(-(probs * probs.log()).sum())
     printed = float((1 + k) * jensen_shannon(probs, q, 1 / (1 + k)))
-    return Finding(
+    return CheckResult(
         abs(mean - right) < 1e-12 and abs(mean - entropy - printed) > 0.1,
         f"k = 3: E[loss] - H(P) = {mean - entropy:.4f}, printed {printed:.4f}",
     )
@@ -141,24 +141,24 @@ def _nce_terms(num_negatives: int) -> tuple[Tensor, Tensor]:
 
 
 @cache
-def nce_has_no_curvature() -> Finding:
+def nce_has_no_curvature() -> CheckResult:
     """NCE adds its draws up: its mean is the positive's term plus k times the mean of one draw, exactly."""
     k, scores, q = 5, softmax(double(SCORES)).log(), double(NOISE)
     loss, chances = _nce_terms(k)
     logits = scores - (k * q).log()
     linear = torch.nn.functional.softplus(-logits[0]) + k * (q * torch.nn.functional.softplus(logits)).sum()
     error = float((loss @ chances - linear).abs())
-    return Finding(error < 1e-12, f"difference {error:.0e}")
+    return CheckResult(error < 1e-12, f"difference {error:.0e}")
 
 
 @cache
-def nce_exact_variance() -> Finding:
+def nce_exact_variance() -> CheckResult:
     """k Var_q(log(k + P/q)) by enumeration; the printed k chi2/(1 + k)^2 is too large."""
     k, probs, q = 5, softmax(double(SCORES)), double(NOISE)
     loss, chances = _nce_terms(k)
     measured = float(chances @ (loss - loss @ chances).square())
     right, printed = float(nce_variance(probs, q, k)), k * _chi2() / (1 + k) ** 2
-    return Finding(
+    return CheckResult(
         abs(measured - right) < 1e-12 and printed > 1.05 * measured, f"k = 5: {measured:.4f}, printed {printed:.4f}"
     )
 
@@ -171,34 +171,34 @@ def _tree_case() -> tuple[Tensor, Tensor, Tensor, HuffmanTree]:
 
 
 @cache
-def tree_bias() -> Finding:
+def tree_bias() -> CheckResult:
     """The mean of log P_s - log P_tree over y ~ P_s is the KL divergence; the printed sign gives another number."""
     probs, log_tree, *_ = _tree_case()
     right = float((probs * (probs.log() - log_tree)).sum())
     printed = float((probs * (-probs.log() - log_tree)).sum())
     divergence = float(kl(probs, log_tree.exp()))
-    return Finding(
+    return CheckResult(
         abs(right - divergence) < 1e-12 and abs(printed - divergence) > 0.1,
         f"KL = {divergence:.4f}, mean {right:.4f}; with the sign of section B.5: {printed:.4f}",
     )
 
 
 @cache
-def deterministic(name: str) -> Finding:
+def deterministic(name: str) -> CheckResult:
     """Nothing is drawn: two evaluations are equal, and so are their logarithms' means."""
     if name == "hierarchical_softmax":
         values = [_tree_case()[1] for _ in range(2)]
     else:
         values = [FAMILY[name].loss(double(SCORES), torch.tensor(0)) for _ in range(2)]
-    return Finding(bool((values[0] == values[1]).all()), "two evaluations are equal")
+    return CheckResult(bool((values[0] == values[1]).all()), "two evaluations are equal")
 
 
 @cache
-def softmax_is_exact() -> Finding:
+def softmax_is_exact() -> CheckResult:
     """The softmax loss has the exact log partition."""
     scores = normal(10, 6)
     error = float((softmax_loss(scores, torch.arange(10) % 6, reduction="none") - _reference(scores)).abs().max())
-    return Finding(error < 1e-12, f"largest difference {error:.0e}")
+    return CheckResult(error < 1e-12, f"largest difference {error:.0e}")
 
 
 def _reference(scores: Tensor) -> Tensor:
@@ -206,7 +206,7 @@ def _reference(scores: Tensor) -> Tensor:
 
 
 @cache
-def rg_bias() -> Finding:
+def rg_bias() -> CheckResult:
     """Third order in the centred scores with a bound that holds; far from negligible at RG's own optimum."""
     scores = 2 * normal(200, 5)
     error = (rg_log_partition(scores) - scores.logsumexp(-1)).abs()
@@ -215,14 +215,14 @@ def rg_bias() -> Finding:
     zipf = 1 / torch.arange(1, 1001, dtype=torch.float64)
     optimum = 1000 * zipf / zipf.sum()
     there = float(rg_log_partition(optimum) - optimum.logsumexp(-1))
-    return Finding(
+    return CheckResult(
         bool((error <= error_bound(scores) + 1e-12).all()) and abs(float(third) - 1) < 0.02 and there < -100,
         f"small scores: error / (-mu3/6) = {float(third):.4f}; at its optimum for Zipf's law, C = 1000: {there:.0f}",
     )
 
 
 @cache
-def sampled_gradient() -> Finding:
+def sampled_gradient() -> CheckResult:
     """Even with q = P the expected gradient of "logq" is k/(k + 1) of softmax's: no unbiased estimate."""
     probs, k = softmax(double(SCORES)), 3
     scores = double(SCORES).requires_grad_()
@@ -230,4 +230,6 @@ def sampled_gradient() -> Finding:
     risk = conditional_risk(FAMILY["sampled_softmax"], scores, label, log_q=probs.log(), num_negatives=k)
     (gradient,) = torch.autograd.grad(risk, scores)
     ratio = gradient / (probs - label)
-    return Finding(bool((ratio - k / (k + 1)).abs().max() < 1e-12), f"q = P, k = 3: {row(ratio)} of softmax's gradient")
+    return CheckResult(
+        bool((ratio - k / (k + 1)).abs().max() < 1e-12), f"q = P, k = 3: {row(ratio)} of softmax's gradient"
+    )

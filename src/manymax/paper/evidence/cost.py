@@ -19,7 +19,7 @@ from manymax.members.sampled_softmax.loss import sampled_softmax_loss
 from manymax.ops import simplex
 from manymax.ops.alias import alias_table, draw_from_alias_table
 from manymax.ops.tree import HuffmanTree
-from manymax.paper.evidence.finding import Finding, normal
+from manymax.paper.evidence.check_result import CheckResult, normal
 
 
 class _Touched(TorchDispatchMode):
@@ -69,11 +69,11 @@ def _exact_step(name: str, batch: int, num_classes: int) -> float:
 
 
 @cache
-def linear_cost(name: str) -> Finding:
+def linear_cost(name: str) -> CheckResult:
     """Numbers touched grow like N C, and not like N C log C."""
     base = _exact_step(name, 8, 2**11)
     grown = [_exact_step(name, n, c) / base for n, c in ((8, 2**15), (32, 2**11))]
-    return Finding(
+    return CheckResult(
         abs(grown[0] / 16 - 1) < 0.15 and abs(grown[1] / 4 - 1) < 0.15,
         f"16 times the classes touch {grown[0]:.3g} times the numbers (N C log C: {16 * 15 / 11:.3g}),"
         f" 4 times the batch {grown[1]:.3g}",
@@ -81,7 +81,7 @@ def linear_cost(name: str) -> Finding:
 
 
 @cache
-def sampled_cost(name: str) -> Finding:
+def sampled_cost(name: str) -> CheckResult:
     """Numbers touched grow like N k; the number of classes does not enter, drawing included."""
     loss = sampled_softmax_loss if name == "sampled_softmax" else nce_loss
 
@@ -99,14 +99,14 @@ def sampled_cost(name: str) -> Finding:
 
     base = step(8, 1000, 100)
     more, classes = step(8, 1000, 1600) / base, step(8, 64_000, 100) / base
-    return Finding(
+    return CheckResult(
         abs(more / 16 - 1) < 0.15 and classes == 1,
         f"16 times the negatives touch {more:.3g} times the numbers, 64 times the classes {classes:.3g}",
     )
 
 
 @cache
-def tree_cost() -> Finding:
+def tree_cost() -> CheckResult:
     """A label touches the nodes of its path; the mean path is within 1 bit of the entropy of the counts."""
     counts = 1 / torch.arange(1, 1025, dtype=torch.float64)
     tree, probs = HuffmanTree(counts), counts / counts.sum()
@@ -118,23 +118,23 @@ def tree_cost() -> Finding:
     gradients = [torch.autograd.grad(loss(x, nodes, torch.tensor(label), tree), nodes)[0] for label in labels]
     touched = [int(gradient.any(-1).sum()) for gradient in gradients]
     mean = mean_code_length(1024, counts)
-    return Finding(
+    return CheckResult(
         touched == tree.lengths[labels].tolist() and entropy <= mean < entropy + 1 and mean_code_length(1024) == 10,
         f"C = 1024: paths of 10 for equal counts; {mean:.2f} for Zipf's law, entropy {entropy:.2f} bits",
     )
 
 
 @cache
-def tree_depth() -> Finding:
+def tree_depth() -> CheckResult:
     """A Huffman tree can be C - 1 deep."""
     tree = HuffmanTree([2**i for i in range(20)])
-    return Finding(tree.depth == 19, f"counts 1, 2, 4, ... of 20 classes: depth {tree.depth}, ceil(log2 C) = 5")
+    return CheckResult(tree.depth == 19, f"counts 1, 2, 4, ... of 20 classes: depth {tree.depth}, ceil(log2 C) = 5")
 
 
 @cache
-def rg_needs_no_table() -> Finding:
+def rg_needs_no_table() -> CheckResult:
     """RG's log partition from mean and covariance of the class vectors is that from all scores."""
     queries, items = normal(5, 3), normal(50, 3, seed=1)
     value = rg_log_partition_from_moments(queries, class_moments(items))
     error = float((value - rg_log_partition(queries @ items.T)).abs().max())
-    return Finding(error < 1e-12, f"largest difference to all scores {error:.0e}")
+    return CheckResult(error < 1e-12, f"largest difference to all scores {error:.0e}")

@@ -16,16 +16,16 @@ from manymax.members.nce.loss import nce_loss
 from manymax.members.rankmax.loss import rankmax_loss
 from manymax.members.sampled_softmax.loss import sampled_softmax_loss
 from manymax.ops.tree import HuffmanTree
-from manymax.paper.evidence.finding import Finding, double, normal
-from manymax.paper.rates import rate_ordering
+from manymax.paper.evidence.check_result import CheckResult, double, normal
+from manymax.paper.learning_rates import rate_ordering
 from manymax.theory import jacobian, rates
-from manymax.theory.order import member_map
+from manymax.theory.order_preservation import member_map
 
 ALPHAS = {"softmax": 1.0, "sparsemax": 2.0}  # members that are entmax at a fixed alpha
 
 
 @cache
-def entmax_supremum(name: str) -> Finding:
+def entmax_supremum(name: str) -> CheckResult:
     """The largest Jacobian norm is the stated one: reached or approached, and not passed at random scores."""
     member = FAMILY[name]
     found = []
@@ -38,11 +38,11 @@ def entmax_supremum(name: str) -> Finding:
             norms = entmax_norm(entmax(scores, alpha), alpha)
             found.append((bool((norms <= bound + 1e-12).all() and norms[0] > bound - 1e-9), float(norms[0]), bound))
     _, reached, bound = found[-len(member.examples)]
-    return Finding(all(holds for holds, *_ in found), f"at C = 1000 {reached:.6g} reached, {bound:.6g} stated")
+    return CheckResult(all(holds for holds, *_ in found), f"at C = 1000 {reached:.6g} reached, {bound:.6g} stated")
 
 
 @cache
-def rankmax_is_not_smooth() -> Finding:
+def rankmax_is_not_smooth() -> CheckResult:
     """Rankmax's gradient jumps at s_j = s_y - 1; its map has |J| <= m |p| / S <= m / S, up to C."""
     step = 1e-6
     gradients = []
@@ -56,7 +56,7 @@ def rankmax_is_not_smooth() -> Finding:
     inside = torch.full((6,), -1 + 1e-9, dtype=torch.float64)
     inside[0] = 0
     largest = float(torch.linalg.matrix_norm(jacobian.jacobian(member, inside), 2))
-    return Finding(
+    return CheckResult(
         bounded and jump > 0.5 and abs(largest - 6) < 1e-6,
         f"s = (0, -1), y = 0: the gradient jumps by {jump:.3g}; the map's Jacobian reaches {largest:.3g} for 6 classes",
     )
@@ -78,28 +78,28 @@ def _sampled_curvature(name: str, ids: list[int], scores: Tensor) -> float:
 
 
 @cache
-def sampled_supremum() -> Finding:
+def sampled_supremum() -> CheckResult:
     """At most 1/2 with distinct and with repeated negatives, and 1/2 is approached."""
     samples = ([1, 2, 3], [1, 1, 2], [1, 1, 1], [0, 0, 1])
     drawn = [_sampled_curvature("sampled_softmax", ids, 2 * s) for ids in samples for s in normal(20, 4)]
     even = _sampled_curvature("sampled_softmax", [1, 2, 3], double((0, 0, -30, -30)))
-    return Finding(
+    return CheckResult(
         max(*drawn, even) <= 0.5 + 1e-12 and even > 0.5 - 1e-9, f"largest of 81 curvatures {max(*drawn, even):.6g}"
     )
 
 
 @cache
-def nce_supremum() -> Finding:
+def nce_supremum() -> CheckResult:
     """1/4 if all classes of the sample are distinct; a class drawn four times has four times as much."""
     k, centre = 4, torch.full((6,), math.log(4 / 6), dtype=torch.float64)  # d = 0 for all classes
     distinct = [_sampled_curvature("nce", [1, 2, 3, 4], s) for s in (centre, *(centre + normal(20, 6)))]
     repeated = _sampled_curvature("nce", [1] * k, centre)
     holds = max(distinct) <= 0.25 + 1e-12 and abs(distinct[0] - 0.25) < 1e-9 and abs(repeated - k / 4) < 1e-9
-    return Finding(holds, f"distinct negatives {max(distinct):.3g}; one class drawn 4 times: {repeated:.3g}")
+    return CheckResult(holds, f"distinct negatives {max(distinct):.3g}; one class drawn 4 times: {repeated:.3g}")
 
 
 @cache
-def tree_supremum() -> Finding:
+def tree_supremum() -> CheckResult:
     """The curvature in the node scores of a binary tree is at most 1/4, reached at 0."""
     tree, member = HuffmanTree([5, 1, 2, 9]), FAMILY["hierarchical_softmax"]
     vectors = torch.eye(3, dtype=torch.float64)
@@ -108,21 +108,21 @@ def tree_supremum() -> Finding:
         return _hessian_norm(lambda x: member.loss(x, vectors, torch.tensor(1), tree), nodes)
 
     values = [curvature(nodes) for nodes in (torch.zeros(3, dtype=torch.float64), *normal(20, 3))]
-    return Finding(
+    return CheckResult(
         abs(values[0] - 0.25) < 1e-12 and max(values) <= 0.25 + 1e-12, f"{values[0]:.3g} at 0, no more elsewhere"
     )
 
 
 @cache
-def rg_supremum() -> Finding:
+def rg_supremum() -> CheckResult:
     """RG's Hessian has the norm 1/C everywhere."""
     matrices = jacobian.jacobian(FAMILY["rg"], normal(5, 7), method="autograd")
     error = float((torch.linalg.matrix_norm(matrices, 2) - 1 / 7).abs().max())
-    return Finding(error < 1e-12, f"|norm - 1/C| at most {error:.0e} for C = 7")
+    return CheckResult(error < 1e-12, f"|norm - 1/C| at most {error:.0e} for C = 7")
 
 
 @cache
-def ranks() -> Finding:
+def ranks() -> CheckResult:
     """The rank of the Jacobian is C - 1 for softmax, with shifts as null space, and support - 1 for sparse maps."""
     scores = normal(50, 6)
     dense = bool((jacobian.rank(jacobian.jacobian(FAMILY["softmax"], scores)) == 5).all())
@@ -132,20 +132,20 @@ def ranks() -> Finding:
         bool((jacobian.rank(jacobian.jacobian(member, scores)) == (member_map(member)(scores) > 0).sum(-1) - 1).all())
         for member in (FAMILY["sparsemax"], FAMILY["entmax"])
     )
-    return Finding(dense and shifts and sparse, "50 score vectors of 6 classes, no exception")
+    return CheckResult(dense and shifts and sparse, "50 score vectors of 6 classes, no exception")
 
 
 @cache
-def condition() -> Finding:
+def condition() -> CheckResult:
     """The nonzero eigenvalues of softmax's Jacobian have no lower bound."""
     probs = double((0.5, 0.5 - 1e-6, 1e-6))
     values = torch.linalg.eigvalsh(jacobian.jacobian(FAMILY["softmax"], probs.log()))
     number = float(values[-1] / values[1])
-    return Finding(number > 1e5, f"p = (.5, .5 - 1e-6, 1e-6): condition number {number:.1e}; sparsemax has 1")
+    return CheckResult(number > 1e5, f"p = (.5, .5 - 1e-6, 1e-6): condition number {number:.1e}; sparsemax has 1")
 
 
 @cache
-def descent_contracts() -> Finding:
+def descent_contracts() -> CheckResult:
     """Gradient descent with eta* contracts by rho on the worst head, and diverges beyond eta_max."""
     errors, grown = [], []
     for name in ("softmax", "sparsemax", "entmax", "rg"):
@@ -155,25 +155,27 @@ def descent_contracts() -> Finding:
         errors.append(abs(float(rates.contractions(path, zero).max()) - r.rho))
         over, under = (rates.descend(gradient, 1e-6 * steep, f * r.eta_max, 40) for f in (1.02, 0.98))
         grown.append(bool(over[-1].norm() > over[0].norm() and under[-1].norm() < under[0].norm()))
-    return Finding(max(errors) < 1e-4 and all(grown), f"|contraction - rho| at most {max(errors):.0e} for four members")
+    return CheckResult(
+        max(errors) < 1e-4 and all(grown), f"|contraction - rho| at most {max(errors):.0e} for four members"
+    )
 
 
 @cache
-def rate_link(left: str, right: str) -> Finding:
+def rate_link(left: str, right: str) -> CheckResult:
     """One link of the paper's chain of rates, with the facts' worst-case curvatures."""
     (link,) = [link for link in rate_ordering() if (link.left, link.right) == (left, right)]
-    return Finding(
+    return CheckResult(
         link.holds, f"rho = {link.left_rho:.5f} and {link.right_rho:.5f} at L_G = 1, gamma = .01, C = 1000, k = 100"
     )
 
 
 @cache
-def rates_are_not_pointwise() -> Finding:
+def rates_are_not_pointwise() -> CheckResult:
     """At s = (1, 0) sparsemax is flat and softmax is not: the order of suprema is none of the curvatures."""
     scores = double((1.0, 0.0))
     sparse, dense = (
         float(torch.linalg.matrix_norm(jacobian.jacobian(FAMILY[name], scores), 2)) for name in ("sparsemax", "softmax")
     )
-    return Finding(
+    return CheckResult(
         sparse == 0 and dense > 0.39, f"s = (1, 0): |J| = {sparse:.3g} for sparsemax, {dense:.3f} for softmax"
     )

@@ -133,7 +133,7 @@ class BackboneEntry:
     name: str
     title: str
     make: Callable[[Split, Settings, torch.Generator], Backbone]
-    reference: str
+    citation: str
     needs_history: bool = False
     aliases: tuple[str, ...] = ()
     settings: tuple[Setting, ...] = ()

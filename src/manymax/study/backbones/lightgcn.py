@@ -125,6 +125,6 @@ ENTRY = BackboneEntry(
     name="lightgcn",
     title="LightGCN",
     make=make,
-    reference="He et al., SIGIR 2020",
+    citation="He et al., SIGIR 2020",
     settings=(LAYERS,),
 )

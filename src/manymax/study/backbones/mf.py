@@ -43,7 +43,7 @@ ENTRY = BackboneEntry(
     name="mf",
     title="MF",
     make=make,
-    reference="Koren, Bell, Volinsky, Computer 42(8), 2009",
+    citation="Koren, Bell, Volinsky, Computer 42(8), 2009",
     aliases=("matrix_factorization",),
     factors=True,
 )

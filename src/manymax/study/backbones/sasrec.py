@@ -44,7 +44,7 @@ class Dropout(nn.Module):
         return f"p={self.dropped / 2**16:g}"
 
 
-class Block(nn.Module):
+class TransformerLayer(nn.Module):
     """x -> norm(x + attention(x)) -> norm(x + feed-forward(x)), with dropout after each part.
 
     Args:
@@ -113,7 +113,7 @@ class SASRec(Backbone):
         self.max_length = max_length
         self.items = nn.Embedding(num_items, dim)
         self.positions = nn.Embedding(max_length, dim)
-        self.blocks = nn.ModuleList(Block(dim, attention_heads, hidden, dropout) for _ in range(layers))
+        self.blocks = nn.ModuleList(TransformerLayer(dim, attention_heads, hidden, dropout) for _ in range(layers))
         self.dropout = Dropout(dropout)
 
     def vectors(self) -> Vectors:
@@ -149,7 +149,7 @@ def make(split: Split, settings: Settings, generator: torch.Generator) -> SASRec
     )
     draw_weights(backbone, settings, generator)
     for block in backbone.blocks.children():
-        assert isinstance(block, Block)
+        assert isinstance(block, TransformerLayer)
         # as torch's attention begins: too small a projection makes every position look at all others alike
         nn.init.xavier_uniform_(block.project.weight, generator=generator)
     return backbone
@@ -159,7 +159,7 @@ ENTRY = BackboneEntry(
     name="sasrec",
     title="SASRec",
     make=make,
-    reference="Kang and McAuley, ICDM 2018",
+    citation="Kang and McAuley, ICDM 2018",
     settings=(
         LAYERS,
         Setting("attention_heads", int, 2, "Attention heads of a block.", least=1),

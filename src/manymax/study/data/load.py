@@ -14,7 +14,7 @@ import platformdirs
 from manymax.errors import ArgumentError, ManymaxError, unknown_name
 from manymax.study.data.download import digest
 from manymax.study.data.interactions import Interactions
-from manymax.study.data.planted import DEFAULT, SIZES, Truth, plant
+from manymax.study.data.planted import DEFAULT, SIZES, PlantedLaw, plant
 from manymax.study.data.sources import FORMATS, SOURCES, Columns, Filters, Format, Source
 from manymax.study.data.sources import table as own_table
 
@@ -31,7 +31,7 @@ class Loaded:
     """
 
     interactions: Interactions
-    truth: Truth | None = None
+    truth: PlantedLaw | None = None
 
     def filters(self, preset: str | None) -> Filters:
         """The filters that `preset` means for this set."""

@@ -21,7 +21,7 @@ ZIPF = 0.8  # exponent of the popularity
 SPREAD = 0.6  # standard deviation of the log of a user's number of interactions
 SHORTEST = 5  # interactions of a user
 YEAR = 365 * 24 * 3600
-BLOCK = 1 << 22  # entries of a block of scores
+SCORES_AT_A_TIME = 1 << 22  # entries of a block of scores
 
 
 class Size(NamedTuple):
@@ -44,7 +44,7 @@ DEFAULT = "medium"
 
 
 @dataclass(frozen=True)
-class Truth:
+class PlantedLaw:
     """The planted law
 
         p(j | u) = softmax_j(<u, v_j> + b_j)
@@ -67,10 +67,10 @@ class Truth:
         """(B, C) p(item | user) for users (B,); call it for blocks of users."""
         return self.log_probs(users).exp()
 
-    def among(self, user_ids: np.ndarray[Any, Any], item_ids: np.ndarray[Any, Any]) -> Truth:
+    def among(self, user_ids: np.ndarray[Any, Any], item_ids: np.ndarray[Any, Any]) -> PlantedLaw:
         """The law of some users given that the item is one of `item_ids`, in the order of these ids."""
         users, items = torch.from_numpy(user_ids), torch.from_numpy(item_ids)
-        return Truth(self.users[users], self.items[items], self.offsets[items])
+        return PlantedLaw(self.users[users], self.items[items], self.offsets[items])
 
 
 def parse_size(size: str) -> Size:
@@ -92,7 +92,7 @@ def parse_size(size: str) -> Size:
     return Size(users, items, mean)
 
 
-def plant(size: str = DEFAULT, seed: int = 0) -> tuple[Interactions, Truth]:
+def plant(size: str = DEFAULT, seed: int = 0) -> tuple[Interactions, PlantedLaw]:
     """Draw a world and the interactions of its users.
 
         u ~ N(0, I),  v_j ~ N(0, STRENGTH^2 / d I),  b_j = -ZIPF log rank_j - |v_j|^2 / 2
@@ -128,11 +128,11 @@ def plant(size: str = DEFAULT, seed: int = 0) -> tuple[Interactions, Truth]:
     return interactions.with_step("raw", data="planted", size=size, seed=seed), truth
 
 
-def _law(num_users: int, num_items: int, rng: torch.Generator) -> Truth:
+def _law(num_users: int, num_items: int, rng: torch.Generator) -> PlantedLaw:
     users = torch.randn(num_users, DIM, generator=rng)
     items = torch.randn(num_items, DIM, generator=rng) * (STRENGTH / math.sqrt(DIM))
     ranks = torch.randperm(num_items, generator=rng) + 1
-    return Truth(users, items, -ZIPF * ranks.log() - items.square().sum(-1) / 2)
+    return PlantedLaw(users, items, -ZIPF * ranks.log() - items.square().sum(-1) / 2)
 
 
 def _lengths(num_users: int, num_items: int, mean: int, rng: torch.Generator) -> Tensor:
@@ -141,9 +141,9 @@ def _lengths(num_users: int, num_items: int, mean: int, rng: torch.Generator) ->
     return logs.exp().round().long().clamp(SHORTEST, num_items // 2)
 
 
-def _draw(truth: Truth, lengths: Tensor, rng: torch.Generator) -> Tensor:
+def _draw(truth: PlantedLaw, lengths: Tensor, rng: torch.Generator) -> Tensor:
     """(n,) items of user 0 in the order of drawing, then of user 1, ...: the largest of log p + Gumbel noise."""
-    rows = max(1, BLOCK // truth.offsets.numel())
+    rows = max(1, SCORES_AT_A_TIME // truth.offsets.numel())
     drawn = []
     for users in torch.arange(lengths.numel()).split(rows):
         scores = truth.log_probs(users)

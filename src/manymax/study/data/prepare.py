@@ -16,7 +16,7 @@ from manymax.errors import ArgumentError, ManymaxError
 from manymax.study.data.card import SUFFIX
 from manymax.study.data.interactions import PARTS, Interactions, Split
 from manymax.study.data.load import load
-from manymax.study.data.planted import Truth
+from manymax.study.data.planted import PlantedLaw
 from manymax.study.data.split import split_interactions
 from manymax.study.files import whole, write_json
 
@@ -35,7 +35,7 @@ class Prepared:
     interactions: Interactions
     split: Split
     card: list[dict[str, Any]]
-    truth: Truth | None = None
+    truth: PlantedLaw | None = None
 
 
 def prepare(

@@ -14,8 +14,8 @@ from typing import Any
 
 from manymax.errors import ArgumentError, ManymaxError
 from manymax.study.files import read_json, whole, write_json
-from manymax.study.options import with_source
 from manymax.study.records import EPOCHS, PROBE, RECORD, Record
+from manymax.study.run_options import with_source
 
 ENDED = ("done", "diverged")  # the others go on when they are started again
 DIGITS = 4  # significant ones of what was probed: it is drawn, not computed with

@@ -50,19 +50,19 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """Rows under columns, whose headings have one level or several: ("ml-1m", "lr=0.001").
 
     Args:
         name: of its files.
-        heads: headings of the leading columns, which hold names.
+        headers: headings of the leading columns, which hold names.
         columns: the other columns, a tuple of headings each.
         rows: (names, cells); the spans of the cells of a row add up to the number of columns.
     """
 
     name: str
     title: str
-    heads: tuple[str, ...]
+    headers: tuple[str, ...]
     columns: tuple[tuple[str, ...], ...]
     rows: tuple[tuple[tuple[str, ...], tuple[Cell, ...]], ...]
     note: str = ""
@@ -100,10 +100,10 @@ def escape(text: str) -> str:
     return text.translate(_MARKDOWN)
 
 
-def markdown(table: Table) -> str:
+def markdown(table: ReportTable) -> str:
     """GitHub's Markdown: **best of a method**, ***best of a column***, (a paper's number)."""
-    heads = [*table.heads, *(" ".join(column) for column in table.columns)]
-    lines = [[escape(head) for head in heads], ["---"] * len(heads)]
+    headers = [*table.headers, *(" ".join(column) for column in table.columns)]
+    lines = [[escape(head) for head in headers], ["---"] * len(headers)]
     for names, cells in table.rows:
         lines.append([*(escape(name) for name in names), *_spread_out(map(_markdown_cell, cells), cells, "")])
     body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -117,15 +117,15 @@ def _markdown_cell(cell: Cell) -> str:
     return f"{stars}{escape(str(cell))}{stars}{paper}"
 
 
-def comma_separated(table: Table) -> str:
+def comma_separated(table: ReportTable) -> str:
     """CSV with full precision: a column for the mean, and further ones for spread and paper where there are any."""
     sides = [
         side for side in ("spread", "paper") if any(getattr(c, side) is not None for _, cs in table.rows for c in cs)
     ]
-    heads = [" ".join((*column, side)).strip() for column in table.columns for side in ("", *sides)]
+    headers = [" ".join((*column, side)).strip() for column in table.columns for side in ("", *sides)]
     out = io.StringIO()
     write = csv.writer(out, lineterminator="\n")
-    write.writerow([*table.heads, *heads])
+    write.writerow([*table.headers, *headers])
     for names, cells in table.rows:
         groups = ([cell.text if cell.value is None else repr(cell.value), *_sides(cell, sides)] for cell in cells)
         padded = _spread_out(groups, cells, [""] * (1 + len(sides)))
@@ -143,12 +143,12 @@ def _no_formula(text: str) -> str:
     return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t") else text
 
 
-def latex(table: Table) -> str:
+def latex(table: ReportTable) -> str:
     """A `tabular` for booktabs and xcolor: bold for the best of a method, blue for the best of a column."""
     last = max((level for level, _ in enumerate(table.levels())), default=0)
     lines = []
     for level, headings in enumerate(table.levels()):
-        names = table.heads if level == last else [""] * len(table.heads)
+        names = table.headers if level == last else [""] * len(table.headers)
         lines.append(
             [*(name.translate(LATEX) for name in names), *(_latex_span(h.translate(LATEX), n) for h, n in headings)]
         )
@@ -156,7 +156,7 @@ def latex(table: Table) -> str:
     body = " \\\\\n".join(
         " & ".join([*(n.translate(LATEX) for n in names), *map(_latex_cell, cells)]) for names, cells in table.rows
     )
-    shape = "l" * len(table.heads) + "c" * len(table.columns)
+    shape = "l" * len(table.headers) + "c" * len(table.columns)
     return "\n".join(
         [
             f"% {table.title}".replace("\n", " "),

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from manymax.study.report.formats import Cell, Table
+from manymax.study.report.formats import Cell, ReportTable
 from manymax.study.report.runs import Array, Trial, chosen, direction, metrics
 from manymax.study.report.tables import rate
 
 NEAR = 0.95  # of the best validation value: when a run counts as having arrived
 
 
-def cost(trials: Sequence[Trial]) -> Table:
+def cost(trials: Sequence[Trial]) -> ReportTable:
     """What a trial costs in time and memory."""
     names = metrics(trials)
     rows = []
@@ -22,7 +22,7 @@ def cost(trials: Sequence[Trial]) -> Table:
         training = trial.average(lambda r: r.seconds.get("training"))
         evaluation = trial.average(lambda r: r.seconds.get("evaluation"))
         total = trial.average(lambda r: sum(r.seconds.values()))
-        heads = (trial.data, trial.backbone, trial.label, rate(trial.lr))
+        headers = (trial.data, trial.backbone, trial.label, rate(trial.lr))
         cells = (
             Cell(epochs, digits=1),
             Cell(trial.average(lambda r: float(r.best_epoch)), digits=1, text="-"),
@@ -32,11 +32,11 @@ def cost(trials: Sequence[Trial]) -> Table:
             Cell(total, digits=1, text="-"),
             Cell(trial.average(lambda r: r.peak_memory_mb), digits=0, text="-"),
         )
-        rows.append((heads, cells))
-    return Table(
+        rows.append((headers, cells))
+    return ReportTable(
         name="cost",
         title="Cost",
-        heads=("data", "backbone", "loss", "rate"),
+        headers=("data", "backbone", "loss", "rate"),
         columns=(
             ("epochs",),
             ("best epoch",),

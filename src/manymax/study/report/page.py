@@ -17,7 +17,7 @@ from manymax.members import BASELINE, FAMILY
 from manymax.study.files import whole
 from manymax.study.report import figures, pace, tables
 from manymax.study.report.drawing import Figure, draw, interactive
-from manymax.study.report.formats import FORMATS, Table
+from manymax.study.report.formats import FORMATS, ReportTable
 from manymax.study.report.formats import figure as format_figure
 from manymax.study.report.runs import Study, Trial, is_sampled, read_study, trials
 from manymax.study.report.sections import Extra, Published, Section
@@ -193,7 +193,7 @@ def _probe_errors(made: Sequence[Trial]) -> str:
     return f" What went wrong: {'; '.join(sorted(errors))}" if errors else ""
 
 
-def _full(*found: Table) -> tuple[Table, ...]:
+def _full(*found: ReportTable) -> tuple[ReportTable, ...]:
     return tuple(table for table in found if table.rows)
 
 

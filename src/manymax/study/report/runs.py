@@ -15,12 +15,23 @@ from typing import Any
 import numpy as np
 
 from manymax.errors import ArgumentError, ManymaxError
-from manymax.members import FAMILY, REFERENCES
+from manymax.members import FAMILY, REFERENCE_LOSSES
 from manymax.study.backbones import BACKBONES
 from manymax.study.files import read_json
 from manymax.study.metrics import METRICS
-from manymax.study.options import flat
-from manymax.study.records import EPOCHS, PROBE, RECORD, SETTINGS, STUDY, USERS, Record, read_record, read_table
+from manymax.study.records import (
+    EPOCHS,
+    PROBE,
+    RECORD,
+    SETTINGS,
+    STUDY,
+    USER_METRICS,
+    Record,
+    kept_file,
+    read_record,
+    read_table,
+)
+from manymax.study.run_options import flat
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -69,7 +80,7 @@ class Run:
 
     def users(self, metric: str) -> tuple[Array, Array] | None:
         """The ids and test metrics of the users with test items; None where nothing was written of them."""
-        return _users(self.folder / USERS, metric)
+        return _users(kept_file(self.folder, USER_METRICS), metric)
 
 
 def identity(settings: str, test: Mapping[str, float | None]) -> str:
@@ -207,7 +218,7 @@ class Trial:
 
 def order(loss: str) -> int:
     """Where a loss stands: members as in `FAMILY`, then what they are compared with, then losses unknown to both."""
-    names = [*FAMILY, *REFERENCES]
+    names = [*FAMILY, *REFERENCE_LOSSES]
     return names.index(loss) if loss in names else len(names)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from manymax.study.report.drawing import Figure
-from manymax.study.report.formats import Table
+from manymax.study.report.formats import ReportTable
 from manymax.study.report.runs import Trial
 
 
@@ -46,7 +46,7 @@ class Section:
     text: str = ""
     cards: tuple[Card, ...] = ()
     figures: tuple[Figure, ...] = ()
-    tables: tuple[Table, ...] = ()
+    tables: tuple[ReportTable, ...] = ()
     missing: tuple[str, ...] = ()
     folded: bool = False
 

@@ -13,7 +13,7 @@ LEVEL = 0.05
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PairedComparison:
     """The mean difference first - second over users, with the p-values of a paired t-test and of Wilcoxon's test."""
 
     difference: float
@@ -27,7 +27,7 @@ class Comparison:
         return self.t < LEVEL
 
 
-def compare(first: Trial, second: Trial, metric: str) -> Comparison | None:
+def compare(first: Trial, second: Trial, metric: str) -> PairedComparison | None:
     """Compare on the users and seeds that both have; None where they share no two users.
 
     The seed makes the split, so only runs of the same seed can be paired; a user's differences are averaged over
@@ -39,11 +39,13 @@ def compare(first: Trial, second: Trial, metric: str) -> Comparison | None:
     if differences.size < 2:
         return None
     if not differences.any():
-        return Comparison(0.0, differences.size, 1.0, 1.0)
+        return PairedComparison(0.0, differences.size, 1.0, 1.0)
     if np.ptp(differences) == 0:  # the same for all: no spread to test against
-        return Comparison(float(differences[0]), differences.size, 0.0, 0.0)
+        return PairedComparison(float(differences[0]), differences.size, 0.0, 0.0)
     t = stats.ttest_1samp(differences, 0.0).pvalue
-    return Comparison(float(differences.mean()), differences.size, float(t), float(stats.wilcoxon(differences).pvalue))
+    return PairedComparison(
+        float(differences.mean()), differences.size, float(t), float(stats.wilcoxon(differences).pvalue)
+    )
 
 
 def _differences(first: Trial, second: Trial, metric: str) -> Array:

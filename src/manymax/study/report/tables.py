@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from manymax.members import BASELINE
 from manymax.study.metrics import METRICS
-from manymax.study.report.formats import Cell, Table
+from manymax.study.report.formats import Cell, ReportTable
 from manymax.study.report.runs import (
     Run,
     Study,
@@ -47,7 +47,7 @@ def rate(lr: float | None) -> str:
     return "no lr" if lr is None else f"lr={lr:g}"
 
 
-def results(trials: Sequence[Trial], backbone: str, published: Published | None = None) -> Table:
+def results(trials: Sequence[Trial], backbone: str, published: Published | None = None) -> ReportTable:
     """The results of one backbone: a row per method and metric, a column per data set and learning rate."""
     here = [trial for trial in trials if trial.backbone == backbone]
     names, rates, labels = metrics(here), _rates(here), _labels(here)
@@ -61,10 +61,10 @@ def results(trials: Sequence[Trial], backbone: str, published: Published | None 
         if any(cell.value is not None for data in rates for cell in blocks[data, metric][label])
     ]
     noted = published.note if published is not None and any(cell.paper for _, cells in rows for cell in cells) else ""
-    return Table(
+    return ReportTable(
         name=f"results_{backbone}",
         title=f"Results on the test part: {backbone}",
-        heads=("loss", "metric"),
+        headers=("loss", "metric"),
         columns=tuple((data, rate(lr)) for data in rates for lr in rates[data]),
         rows=tuple(rows),
         note=_seeds(here) + MARKS + noted,
@@ -148,7 +148,7 @@ def sweep(
     fixed: Mapping[str, Any],
     title: str,
     published: Published | None = None,
-) -> Table | None:
+) -> ReportTable | None:
     """One sampled method's metrics over the values of `setting`, the others as `fixed`; None where nothing varies.
 
     There is a row per data set, backbone and loss, and a column per metric and value.
@@ -159,16 +159,16 @@ def sweep(
     if len(values) < 2:
         return None
     rows = []
-    for heads, line in swept.items():
+    for headers, line in swept.items():
         cells = []
         for metric in names:
             row = [_beside(line[value], metric, published) if value in line else EMPTY for value in values]
             cells += _marked(row, metric, "best")
-        rows.append((heads, tuple(cells)))
-    return Table(
+        rows.append((headers, tuple(cells)))
+    return ReportTable(
         name=f"sweep_{setting}",
         title=title,
-        heads=("data", "backbone", "loss"),
+        headers=("data", "backbone", "loss"),
         columns=tuple(
             (short(metric), f"k={value}" if isinstance(value, int) else value) for metric in names for value in values
         ),
@@ -196,7 +196,7 @@ def sortable(value: Any) -> tuple[bool, bool, Any]:
     return isinstance(value, str), value != "uniform", value
 
 
-def significance(trials: Sequence[Trial]) -> Table:
+def significance(trials: Sequence[Trial]) -> ReportTable:
     """The best method of each data set and backbone against every other one, paired over users."""
     names = metrics(trials)
     rows = []
@@ -209,7 +209,7 @@ def significance(trials: Sequence[Trial]) -> Table:
         paired = [(other, result) for other, result in found if result is not None]
         adjusted = holm([result.t for _, result in paired])
         for (other, result), p in zip(paired, adjusted, strict=True):
-            heads = (*place, ranked[0].label, other.label)
+            headers = (*place, ranked[0].label, other.label)
             cells = (
                 Cell(result.difference, digits=5),
                 Cell(float(result.users), digits=0),
@@ -217,11 +217,11 @@ def significance(trials: Sequence[Trial]) -> Table:
                 Cell(text=_p_value(result.wilcoxon)),
                 Cell(text=_p_value(p), best=p < LEVEL),
             )
-            rows.append((heads, cells))
-    return Table(
+            rows.append((headers, cells))
+    return ReportTable(
         name="significance",
         title=f"Is the best one better? {short(names[0]) if names else ''}, paired over users",
-        heads=("data", "backbone", "best", "other"),
+        headers=("data", "backbone", "best", "other"),
         columns=(("difference",), ("users",), ("p, t-test",), ("p, Wilcoxon",), ("p, t-test, Holm",)),
         rows=tuple(rows),
         note=f"Differences of a user are averaged over seeds first. Bold: below {LEVEL} after Holm's correction.",
@@ -232,20 +232,20 @@ def _p_value(p: float) -> str:
     return "< 1e-6" if p < 1e-6 else f"{p:.2g}"
 
 
-def approximations(trials: Sequence[Trial]) -> Table:
+def approximations(trials: Sequence[Trial]) -> ReportTable:
     """Predicted, exact and measured bias and variance of the sampled losses."""
     rows = []
     for trial in chosen(trials, (metrics(trials) or [""])[0]):
         for row in trial.runs[0].probe.get("approximations", ()) if trial.loss == BASELINE.name else ():
-            heads = (*trial.place, f"{row['member']} {row['correction'] or ''}".strip(), str(row["num_negatives"]))
+            headers = (*trial.place, f"{row['member']} {row['correction'] or ''}".strip(), str(row["num_negatives"]))
             cells = [Cell(row[f"{how}_{what}"]) for what in ("bias", "variance") for how in ("predicted", "exact")]
             drawn = [Cell(row[f"measured_{what}"], row[f"measured_{what}_error"]) for what in ("bias", "variance")]
-            rows.append((heads, (*cells[:2], drawn[0], *cells[2:], drawn[1], Cell(text=f"{row['in_range']:.0%}"))))
+            rows.append((headers, (*cells[:2], drawn[0], *cells[2:], drawn[1], Cell(text=f"{row['in_range']:.0%}"))))
     hows = ("predicted", "exact", "measured")
-    return Table(
+    return ReportTable(
         name="approximations",
         title="Bias and variance of the sampled losses",
-        heads=("data", "backbone", "loss", "k"),
+        headers=("data", "backbone", "loss", "k"),
         columns=(*((what, how) for what in ("bias", "variance") for how in hows), ("Delta method", "in range")),
         rows=tuple(rows),
         note="Measured with the standard error of the mean. In range: the share of users for whom the prediction is "
@@ -253,14 +253,14 @@ def approximations(trials: Sequence[Trial]) -> Table:
     )
 
 
-def data_sets(trials: Sequence[Trial]) -> Table:
+def data_sets(trials: Sequence[Trial]) -> ReportTable:
     """How large each data set is after its filters."""
     sizes = ("users", "items", "train", "valid", "test")
     rows = []
-    for heads, trial in _by_split(trials).items():
+    for headers, trial in _by_split(trials).items():
         have = trial.runs[0].record.sizes
-        rows.append((heads, tuple(Cell(text=f"{have[name]:,}" if name in have else "-") for name in sizes)))
-    return Table("data", "Data sets", ("data", "split"), tuple((name,) for name in sizes), tuple(rows))
+        rows.append((headers, tuple(Cell(text=f"{have[name]:,}" if name in have else "-") for name in sizes)))
+    return ReportTable("data", "Data sets", ("data", "split"), tuple((name,) for name in sizes), tuple(rows))
 
 
 def _by_split(trials: Sequence[Trial]) -> dict[tuple[str, str], Trial]:
@@ -277,13 +277,13 @@ def _split(trial: Trial) -> str:
     return str(trial.settings.get("split") or (done or ["ratio"])[-1])
 
 
-def not_done(study: Study) -> Table:
+def not_done(study: Study) -> ReportTable:
     """Runs that failed, diverged or were stopped, with the reason."""
     rows = [((*_identity(run), run.folder.name), (_reason(run),)) for run in study.failed]
-    return Table(
+    return ReportTable(
         name="not_done",
         title="Runs without a result",
-        heads=("data", "backbone", "loss", "rate", "seed", "status", "run"),
+        headers=("data", "backbone", "loss", "rate", "seed", "status", "run"),
         columns=(("reason",),),
         rows=tuple(rows),
     )
@@ -298,18 +298,18 @@ def _identity(run: Run) -> tuple[str, ...]:
     return str(s["data"]), s["backbone"], s["loss"], rate(s.get("lr")), str(s["seed"]), run.record.status
 
 
-def all_runs(study: Study) -> Table:
+def all_runs(study: Study) -> ReportTable:
     """Every run with every test metric."""
     names = sorted({name for run in study.runs for name in run.record.test}, key=natural)
     rows = [
         ((*_identity(run), run.folder.name), tuple(Cell(run.record.test.get(name), text="-") for name in names))
         for run in study.runs
     ]
-    heads = ("data", "backbone", "loss", "rate", "seed", "status", "run")
-    return Table("runs", "All runs", heads, tuple((short(name),) for name in names), tuple(rows))
+    headers = ("data", "backbone", "loss", "rate", "seed", "status", "run")
+    return ReportTable("runs", "All runs", headers, tuple((short(name),) for name in names), tuple(rows))
 
 
-def cards(trials: Sequence[Trial]) -> list[Table]:
+def cards(trials: Sequence[Trial]) -> list[ReportTable]:
     """The data card of each set: its steps, and what each left."""
     made = []
     for index, ((data, split), trial) in enumerate(_by_split(trials).items()):
@@ -317,7 +317,7 @@ def cards(trials: Sequence[Trial]) -> list[Table]:
         names = list(dict.fromkeys(name for step in card for name in step if name != "step"))
         rows = [((str(step.get("step", "")),), tuple(_card_cell(step.get(name)) for name in names)) for step in card]
         title, columns = f"Data card: {data}, {split}", tuple((name,) for name in names)
-        made.append(Table(f"card_{index}", title, ("step",), columns, tuple(rows)))
+        made.append(ReportTable(f"card_{index}", title, ("step",), columns, tuple(rows)))
     return [table for table in made if table.rows]
 
 

@@ -21,9 +21,9 @@ FIELDS = {"user": "reviewerID", "item": "asin", "rating": "overall", "time": "un
 TYPES = {"user": pa.large_string(), "item": pa.large_string(), "rating": pa.float64(), "time": pa.int64()}
 HEADER = list(FIELDS)  # the order of the columns of the CSV
 RATINGS = re.compile(r"ratings_.*\.csv(\.gz)?", re.IGNORECASE)
-BLOCK = 1 << 24  # bytes that are parsed at a time; a review must be shorter
+BYTES_PER_CHUNK = 1 << 24  # bytes that are parsed at a time; a review must be shorter
 TERMS = "published by J. McAuley (UCSD) for research, without a stated licence"
-REFERENCE = "McAuley et al., SIGIR 2015; He and McAuley, WWW 2016"
+CITATION = "McAuley et al., SIGIR 2015; He and McAuley, WWW 2016"
 
 
 def find_reviews(path: Path) -> list[Path] | None:
@@ -42,7 +42,7 @@ def read_reviews(paths: Sequence[Path]) -> Columns:
         with pa.input_stream(str(path)) as stream:
             table = arrow_json.read_json(
                 stream,
-                arrow_json.ReadOptions(block_size=BLOCK),
+                arrow_json.ReadOptions(block_size=BYTES_PER_CHUNK),
                 arrow_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
             )
     except (pa.ArrowException, OSError) as error:
@@ -113,7 +113,7 @@ ELECTRONICS = Source(
     read=read_reviews,
     presets={"paper-table": Filters(), "paper-text": TEXT_FILTERS},
     terms=TERMS,
-    reference=REFERENCE,
+    citation=CITATION,
     aliases=("amazon-electronics",),
 )
 ELECTRONICS_RATINGS = Source(
@@ -123,6 +123,6 @@ ELECTRONICS_RATINGS = Source(
     read=read_ratings,
     presets={"paper-text": TEXT_FILTERS},
     terms=TERMS,
-    reference=REFERENCE,
+    citation=CITATION,
     aliases=("amazon-electronics-ratings",),
 )

@@ -53,7 +53,7 @@ class Source:
     read: Callable[..., Columns] | None = None
     presets: Mapping[str, Filters] = field(default_factory=dict)
     terms: str = ""
-    reference: str = ""
+    citation: str = ""
     aliases: tuple[str, ...] = ()
 
     def paths(self, folder: Path) -> list[Path]:

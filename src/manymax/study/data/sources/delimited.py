@@ -20,7 +20,7 @@ from pyarrow import csv as arrow_csv
 from manymax.errors import ArgumentError
 from manymax.study.data.sources.columns import PART_NAMES, Columns, complaint
 
-BLOCK = 1 << 24  # bytes that are parsed at a time; a line must be shorter
+BYTES_PER_CHUNK = 1 << 24  # bytes that are parsed at a time; a line must be shorter
 SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
@@ -64,7 +64,7 @@ def read_delimited(
         with pa.input_stream(str(content) if isinstance(content, Path) else pa.BufferReader(content)) as stream:
             table = arrow_csv.read_csv(
                 stream,
-                arrow_csv.ReadOptions(column_names=text.header, skip_rows=skip, block_size=BLOCK),
+                arrow_csv.ReadOptions(column_names=text.header, skip_rows=skip, block_size=BYTES_PER_CHUNK),
                 arrow_csv.ParseOptions(
                     delimiter=separator, quote_char='"' if quoted else False, newlines_in_values=quoted
                 ),

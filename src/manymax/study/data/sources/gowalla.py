@@ -18,7 +18,7 @@ PARTS = ("train", "test")
 CHECKINS = re.compile(r".*checkins.*\.txt(\.gz)?", re.IGNORECASE)
 CHECKIN = ["user", "time", "latitude", "longitude", "item"]
 TERMS = "published by Stanford SNAP without a stated licence"
-REFERENCE = "Cho, Myers and Leskovec, KDD 2011; the split: Wang et al., NGCF, SIGIR 2019"
+CITATION = "Cho, Myers and Leskovec, KDD 2011; the split: Wang et al., NGCF, SIGIR 2019"
 
 
 def find_lists(path: Path) -> list[Path] | None:
@@ -35,13 +35,13 @@ def read_lists(paths: Sequence[Path]) -> Columns:
     users, items, parts, times = [], [], [], []
     for part, path in zip(PARTS, paths, strict=True):
         numbers, lengths = _read_lines(path)
-        heads = np.cumsum(lengths) - lengths
+        line_starts = np.cumsum(lengths) - lengths
         listed = np.ones(len(numbers), dtype=bool)
-        listed[heads] = False
-        users.append(np.repeat(numbers[heads], lengths - 1))
+        listed[line_starts] = False
+        users.append(np.repeat(numbers[line_starts], lengths - 1))
         items.append(numbers[listed])
         parts.append(np.full(len(items[-1]), part))
-        times.append((np.arange(len(numbers)) - np.repeat(heads, lengths) - 1)[listed])
+        times.append((np.arange(len(numbers)) - np.repeat(line_starts, lengths) - 1)[listed])
     arrays = {"user": users, "item": items, "split": parts, "time": times}
     names = ("user", "item", "split", "time")
     return Columns(
@@ -104,7 +104,7 @@ GOWALLA = Source(
     read=read_lists,
     presets={"paper-table": Filters(), "paper-text": Filters(k_core=10)},
     terms=TERMS,
-    reference=REFERENCE,
+    citation=CITATION,
 )
 GOWALLA_CHECKINS = Source(
     name="gowalla-checkins",
@@ -115,5 +115,5 @@ GOWALLA_CHECKINS = Source(
     read=read_checkins,
     presets={"paper-text": Filters(k_core=10)},
     terms=TERMS,
-    reference=REFERENCE,
+    citation=CITATION,
 )

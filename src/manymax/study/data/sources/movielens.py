@@ -14,7 +14,7 @@ from manymax.study.data.sources.delimited import UNREADABLE, read_delimited
 SEPARATORS = {"u.data": b"\t", "ratings.dat": b"::"}
 HEADER = ["user", "item", "rating", "time"]
 TERMS = "GroupLens: research use with acknowledgement; no redistribution, no commercial use without permission"
-REFERENCE = "Harper and Konstan 2015, doi 10.1145/2827872"
+CITATION = "Harper and Konstan 2015, doi 10.1145/2827872"
 
 
 def find(path: Path) -> list[Path] | None:
@@ -57,7 +57,7 @@ ML_100K = Source(
     files=(_file("ml-100k.zip", "0e33842e24a9c977be4e0107933c0723"),),
     read=read,
     terms=TERMS,
-    reference=REFERENCE,
+    citation=CITATION,
     aliases=("movielens-100k",),
 )
 ML_1M = Source(
@@ -67,6 +67,6 @@ ML_1M = Source(
     read=read,
     presets={"paper-table": Filters(min_rating=3, k_core=5), "paper-text": Filters(min_rating=3, k_core=10)},
     terms=TERMS,
-    reference=REFERENCE,
+    citation=CITATION,
     aliases=("movielens-1m",),
 )

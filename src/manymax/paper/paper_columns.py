@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from manymax.paper.numbers import LEARNING_RATES, METRICS, PaperNumber
+from manymax.paper.numbers import LEARNING_RATES, PAPER_METRICS, PaperNumber
 from manymax.paper.printed import paper_name, printed
 from manymax.paper.selection import METRIC
 from manymax.study.report import tables
-from manymax.study.report.formats import Cell, Table, escape
+from manymax.study.report.formats import Cell, ReportTable, escape
 from manymax.study.report.runs import Trial
 
 LARGE = 5.0  # percent: a difference that needs a cause
@@ -20,7 +20,7 @@ def of_the_paper(trial: Trial) -> dict[str, PaperNumber]:
     here = as_in_the_paper(trial)
     rates = (None,) if trial.lr is None else LEARNING_RATES["lr"]
     found = [
-        {metric: number for metric in METRICS if (number := printed(replace(here, lr=rate), metric)) is not None}
+        {metric: number for metric in PAPER_METRICS if (number := printed(replace(here, lr=rate), metric)) is not None}
         for rate in rates
     ]
     return max((each for each in found if METRIC in each), key=lambda each: each[METRIC].value, default={})
@@ -39,18 +39,18 @@ def difference(trial: Trial, metric: str) -> float | None:
     return None if number is None or ours is None else 100 * (ours / number.value - 1)
 
 
-def beside(title: str, rows: Sequence[Trial], note: str = "") -> Table:
+def beside(title: str, rows: Sequence[Trial], note: str = "") -> ReportTable:
     """Ours with the paper's in brackets, and the difference; the best of a metric is marked."""
-    best = {metric: max((trial.mean(metric) or 0.0 for trial in rows), default=0.0) for metric in METRICS}
+    best = {metric: max((trial.mean(metric) or 0.0 for trial in rows), default=0.0) for metric in PAPER_METRICS}
     lines = []
     for trial in rows:
         numbers = of_the_paper(trial)
         theirs = numbers[METRIC].setting.get("lr", "not stated") if numbers else ""
         lr = "" if trial.lr is None else f"{trial.lr:g}"
-        heads = (trial.label, trial.batches or "", lr, str(theirs), str(len(trial.runs)))
-        lines.append((heads, tuple(cell for metric in METRICS for cell in _pair(trial, metric, best[metric]))))
-    columns = tuple(column for metric in METRICS for column in ((tables.short(metric),), ("difference, %",)))
-    return Table("", title, ("loss", "batches", "lr", "the paper's lr", "seeds"), columns, tuple(lines), note)
+        headers = (trial.label, trial.batches or "", lr, str(theirs), str(len(trial.runs)))
+        lines.append((headers, tuple(cell for metric in PAPER_METRICS for cell in _pair(trial, metric, best[metric]))))
+    columns = tuple(column for metric in PAPER_METRICS for column in ((tables.short(metric),), ("difference, %",)))
+    return ReportTable("", title, ("loss", "batches", "lr", "the paper's lr", "seeds"), columns, tuple(lines), note)
 
 
 def _pair(trial: Trial, metric: str, best: float) -> tuple[Cell, Cell]:
@@ -61,7 +61,9 @@ def _pair(trial: Trial, metric: str, best: float) -> tuple[Cell, Cell]:
 
 def far(trial: Trial) -> str:
     """One line on a trial that is far from the paper's number in any metric; empty for one that is near."""
-    percents = {metric: p for metric in METRICS if (p := difference(trial, metric)) is not None and abs(p) > LARGE}
+    percents = {
+        metric: p for metric in PAPER_METRICS if (p := difference(trial, metric)) is not None and abs(p) > LARGE
+    }
     if not percents:
         return ""
     by = ", ".join(f"{tables.short(metric)} {_signed(percent)} %" for metric, percent in percents.items())

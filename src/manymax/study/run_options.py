@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from manymax.engine.member import Member, Setting
 from manymax.errors import ArgumentError, ManymaxError, unknown_name
-from manymax.members import FAMILY, REFERENCES
+from manymax.members import FAMILY, REFERENCE_LOSSES
 from manymax.samplers import SAMPLERS
 from manymax.study.backbones import BACKBONES
 from manymax.study.computations import USUAL, computations
@@ -44,7 +44,7 @@ def _until_a_table_changes(function: Callable[[], FoundT]) -> Callable[[], Found
 
     @wraps(function)
     def remembered() -> FoundT:
-        now = tuple(table.version for table in (FAMILY, REFERENCES, SAMPLERS, BACKBONES, computations()))
+        now = tuple(table.version for table in (FAMILY, REFERENCE_LOSSES, SAMPLERS, BACKBONES, computations()))
         if not last or last[-1][0] != now:
             last[:] = [(now, function())]
         return last[-1][1]
@@ -113,7 +113,7 @@ def options() -> tuple[Option, ...]:
 
 
 def _fixed_options() -> Iterator[Option]:
-    names: dict[str, Iterable[str]] = {"backbone": BACKBONES, "loss": REFERENCES, "sampler": SAMPLERS}
+    names: dict[str, Iterable[str]] = {"backbone": BACKBONES, "loss": REFERENCE_LOSSES, "sampler": SAMPLERS}
     choices = {"solver": tuple(solver_names()), "computation": tuple(computations())}
     for group, kind in ALL_GROUPS.items():
         for key, field in kind.model_fields.items():

@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from manymax.distributed.collectives import ProcessRanks
 from manymax.distributed.sharding import make_shards, overlaps
 from manymax.engine.head import LinearHead
-from manymax.engine.linear import Call, check_linear
+from manymax.engine.linear import HeadCall, check_linear
 from manymax.engine.ranking import linear_topk, read_exclude
 from manymax.engine.ranks import Shards
 from manymax.engine.target import Target
@@ -96,7 +96,7 @@ class ShardedHead(nn.Module):
         with full_precision(input):
             return self.head.compute(call)
 
-    def _read(self, input: Tensor, target: Tensor | Target, linear_weight: Tensor | None) -> Call:
+    def _read(self, input: Tensor, target: Tensor | Target, linear_weight: Tensor | None) -> HeadCall:
         """A call that has been read and checked on this rank, still to be computed with the others."""
         vectors, bias = self._vectors(linear_weight)
         return self.head.read(input, vectors, bias, target, self.shards)

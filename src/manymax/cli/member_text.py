@@ -13,7 +13,7 @@ from manymax.engine.member import Fact, Facts, Member
 CONTRADICTED = "*"  # marks a fact that differs from what the paper prints
 
 
-def record(member: Member) -> dict[str, Any]:
+def member_json(member: Member) -> dict[str, Any]:
     """All that `FAMILY` says of a member, in types that JSON knows."""
     return {
         "name": member.name,
@@ -26,7 +26,7 @@ def record(member: Member) -> dict[str, Any]:
         "settings": [_plain(settings) for settings in member.examples],
         "label_smoothing": member.takes.smoothing,
         "distributions": member.takes.float_rows,
-        "reference": member.reference,
+        "citation": member.citation,
     }
 
 

@@ -16,7 +16,7 @@ HIT_POLICIES = ("keep", "mask")
 
 
 @dataclass(frozen=True)
-class Sample:
+class SampledScores:
     """Sampled scores that have been read and checked, in the dtype of the arithmetic.
 
     positive: (...) scores of the positives; negative: (..., K) scores of the negatives, -inf where masked.
@@ -44,7 +44,7 @@ class DrawnKernel:
     needs_log_q: the setting that needs a proposal that is known, or None.
     """
 
-    rows: Callable[[Sample], Tensor]
+    rows: Callable[[SampledScores], Tensor]
     masks_hits: bool = False
     needs_log_q: str | None = None
 
@@ -56,7 +56,7 @@ def read_sample(
     log_q_negative: Tensor | float | None,
     hits: Tensor | None,
     hit_policy: str,
-) -> tuple[Sample, torch.dtype]:
+) -> tuple[SampledScores, torch.dtype]:
     """Check sampled scores against each other and broadcast them to (...) and (..., k); with the result's dtype."""
     check_choice("hit_policy", hit_policy, HIT_POLICIES)
     for name, scores in (("positive", positive), ("negative", negative)):
@@ -73,7 +73,7 @@ def read_sample(
     neg = _expand("negative", neg, shape)
     check_values(pos, neg)
     masked = _read_hits(hits, hit_policy, shape)
-    sample = Sample(
+    sample = SampledScores(
         pos,
         neg if masked is None else torch.where(masked, -torch.inf, neg),
         read_log_q("log_q_positive", log_q_positive, pos, tuple(pos.shape)),

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from manymax.study.report import figures, pace, tables
 from manymax.study.report.drawing import Figure
-from manymax.study.report.formats import Cell, Table
+from manymax.study.report.formats import Cell, ReportTable
 from manymax.study.report.runs import Trial
 
 
 @dataclass(frozen=True)
-class Comparison:
+class MethodComparison:
     """One of these studies.
 
     Args:
@@ -26,10 +26,10 @@ class Comparison:
     title: str
     options: tuple[str, ...]
     note: str
-    make: Callable[[Comparison, Sequence[Trial], Sequence[str]], Table]
+    make: Callable[[MethodComparison, Sequence[Trial], Sequence[str]], ReportTable]
     draw: Callable[[Sequence[Trial]], Figure] | None = None
 
-    def table(self, here: Sequence[Trial], metrics: Sequence[str]) -> Table | None:
+    def table(self, here: Sequence[Trial], metrics: Sequence[str]) -> ReportTable | None:
         """None if nothing can be compared."""
         return self.make(self, here, metrics) if len({self.way(trial) for trial in here}) > 1 else None
 
@@ -43,12 +43,12 @@ class Comparison:
         return " or ".join(f"`{option}`" for option in self.options)
 
     @property
-    def heads(self) -> tuple[str, ...]:
+    def headers(self) -> tuple[str, ...]:
         """Of a row of `Trial.place`, loss and options."""
         return ("data", "backbone", "loss", *self.options)
 
 
-def outcome(comparison: Comparison, here: Sequence[Trial], metrics: Sequence[str]) -> Table:
+def outcome(comparison: MethodComparison, here: Sequence[Trial], metrics: Sequence[str]) -> ReportTable:
     """Metrics and how soon they were reached."""
     rows = [
         (
@@ -61,10 +61,10 @@ def outcome(comparison: Comparison, here: Sequence[Trial], metrics: Sequence[str
         for trial in sorted(here, key=lambda t: (t.place, t.loss))
     ]
     columns = (*((tables.short(metric),) for metric in metrics), *pace.PACE)
-    return Table("", "", comparison.heads, columns, tuple(rows), f"{comparison.note} {pace.WAIT}")
+    return ReportTable("", "", comparison.headers, columns, tuple(rows), f"{comparison.note} {pace.WAIT}")
 
 
-def seconds(comparison: Comparison, here: Sequence[Trial], metrics: Sequence[str]) -> Table:
+def seconds(comparison: MethodComparison, here: Sequence[Trial], metrics: Sequence[str]) -> ReportTable:
     """Seconds of an epoch by each way of computing, and how many times softmax's by the same way they are."""
     found = {(trial.place, trial.loss, comparison.way(trial)[0]): trial for trial in here}
     rows = []
@@ -76,11 +76,11 @@ def seconds(comparison: Comparison, here: Sequence[Trial], metrics: Sequence[str
         cells = (Cell(own, text="-", digits=1), Cell(times, text="-", digits=2), Cell(trial.mean(metrics[0]), text="-"))
         rows.append(((*place, loss, way), cells))
     columns = (("training s / epoch",), ("times softmax's",), (tables.short(metrics[0]),))
-    return Table("", "", comparison.heads, columns, tuple(rows), comparison.note)
+    return ReportTable("", "", comparison.headers, columns, tuple(rows), comparison.note)
 
 
-APART = {
-    "computation": Comparison(
+METHOD_COMPARISONS = {
+    "computation": MethodComparison(
         "Ways of computing",
         ("computation",),
         "Table: the scores of a batch as one table, sorted or searched over whole rows, and autograd, as the paper "
@@ -90,28 +90,28 @@ APART = {
         seconds,
         figures.computed,
     ),
-    "batches": Comparison(
+    "batches": MethodComparison(
         "Ways to make batches",
         ("batches", "lr"),
         "Pairs: each batch is of (user, item) pairs drawn from all, as in the paper. Chunks: a few pairs of a user "
         "stay together, so that a score row serves them all. Users: all pairs of a user are in one batch.",
         outcome,
     ),
-    "positions": Comparison(
+    "positions": MethodComparison(
         "Ways to read histories",
         ("positions",),
         "All: every position of the latest items of a user. Windows: every position of the whole history, cut into "
         "windows. Prefix: a row for every position, with the items before it, as in the paper.",
         outcome,
     ),
-    "lightgcn": Comparison(
+    "lightgcn": MethodComparison(
         "LightGCN and the level of popularity",
         ("computation", "lr", "patience"),
         "Blocks and compiled: item vectors get all their gradients. Detached: those of positives alone, as where the "
         "table of item vectors is made outside the graph of gradients.",
         outcome,
     ),
-    "log_z": Comparison(
+    "log_z": MethodComparison(
         "NCE and its log partition",
         ("num_negatives", "log_z"),
         "A pair's logit is its score less log Z0 less log(k q), with q = 1 / C. None: log Z0 = log C, so that scores "
@@ -119,14 +119,14 @@ APART = {
         "2 (log C - log k): log(k q) with the paper's sign.",
         outcome,
     ),
-    "pointwise": Comparison(
+    "pointwise": MethodComparison(
         "NCE and binary cross entropy",
         ("num_negatives", "sampler"),
         "Bce: the mean over negatives where NCE has their sum, and no log(k q), as recommenders often compute it: the "
         "balance of positives and negatives, and so the result, hardly depends on the number of negatives.",
         outcome,
     ),
-    "init": Comparison(
+    "init": MethodComparison(
         "Ways to begin",
         ("init", "lr"),
         "Normal: standard deviation 0.02. Xavier: sqrt(2 / (rows + dim)), which is smaller where there are more rows.",

@@ -11,7 +11,7 @@ from torch import Tensor
 from manymax.engine.member import Member
 from manymax.errors import ArgumentError
 from manymax.members import FAMILY
-from manymax.theory.order import GAP, Witness, majorizes, member_map, order_of
+from manymax.theory.order_preservation import GAP, Witness, majorizes, member_map, order_preservation_of
 
 WITH_MAP = [
     pytest.param(member, setting, id=f"{member.name}-{setting}")
@@ -28,15 +28,15 @@ def normalised(values: Tensor) -> Tensor:
 @pytest.mark.parametrize(("member", "setting"), WITH_MAP)
 @pytest.mark.parametrize("num_classes", [3, 5])
 def test_members_have_the_order_of_their_facts(member: Member, setting: dict, num_classes: int) -> None:
-    found = order_of(member_map(member, **setting), num_classes)
-    assert member.facts.order is not None
-    assert found.kind == member.facts.order.value
+    found = order_preservation_of(member_map(member, **setting), num_classes)
+    assert member.facts.order_preservation is not None
+    assert found.kind == member.facts.order_preservation.value
     assert (found.witness is None) == (found.kind == "strict")
 
 
 @pytest.mark.parametrize(("member", "setting"), WITH_MAP)
 def test_a_witness_shows_what_is_said(member: Member, setting: dict) -> None:
-    found = order_of(member_map(member, **setting), seed=3)
+    found = order_preservation_of(member_map(member, **setting), seed=3)
     if (witness := found.witness) is None:
         return
     torch.testing.assert_close(member_map(member, **setting)(witness.scores[None])[0], witness.probs)
@@ -49,12 +49,12 @@ def test_a_witness_shows_what_is_said(member: Member, setting: dict) -> None:
 
 def test_two_classes_cannot_tie_below_a_threshold() -> None:
     """A threshold leaves at least one class above it, so that sparsemax is strict on two."""
-    assert order_of(member_map(FAMILY["sparsemax"]), 2, rows=100, rounds=2).kind == "strict"
+    assert order_preservation_of(member_map(FAMILY["sparsemax"]), 2, rows=100, rounds=2).kind == "strict"
 
 
 def test_a_narrow_dip_is_found() -> None:
     """exp with a dip of width 0.05 that no level touches: random rows alone seldom see it, varied ones do."""
-    found = order_of(lambda s: normalised(s.exp() * (1 - 0.5 * torch.exp(-(((s - 0.27) / 0.05) ** 2)))))
+    found = order_preservation_of(lambda s: normalised(s.exp() * (1 - 0.5 * torch.exp(-(((s - 0.27) / 0.05) ** 2)))))
     assert found.kind == "none"
 
 
@@ -69,8 +69,8 @@ def test_a_corner_that_no_random_row_meets_is_climbed_to() -> None:
         lift = torch.where(second, near * (values[..., 0] - values[..., 4]), 0)
         return normalised(values + lift[..., None] * torch.eye(5, dtype=torch.float64)[4])
 
-    assert order_of(map, rounds=0).kind == "strict"
-    found = order_of(map)
+    assert order_preservation_of(map, rounds=0).kind == "strict"
+    found = order_preservation_of(map)
     assert found.kind == "none"
     assert found.witness is not None
     assert (found.witness.scores - corner).norm() < 0.5
@@ -78,11 +78,11 @@ def test_a_corner_that_no_random_row_meets_is_climbed_to() -> None:
 
 def test_classes_that_are_treated_differently_are_not_ordered() -> None:
     tilt = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.001], dtype=torch.float64)
-    assert order_of(lambda s: normalised(s.exp() * tilt)).kind == "none"
+    assert order_preservation_of(lambda s: normalised(s.exp() * tilt)).kind == "none"
 
 
 def test_a_map_that_forgets_the_scores_is_weak() -> None:
-    found = order_of(lambda s: torch.full_like(s, 0.2))
+    found = order_preservation_of(lambda s: torch.full_like(s, 0.2))
     assert found.kind == "weak"
     assert found.witness is not None
     assert found.witness.scores[found.witness.higher] > found.witness.scores[found.witness.lower] + GAP
@@ -99,9 +99,9 @@ def test_wrong_arguments() -> None:
     with pytest.raises(ArgumentError, match="`member` must have a map"):
         member_map(FAMILY["nce"])
     with pytest.raises(ArgumentError, match="`num_classes` must be at least 2"):
-        order_of(torch.exp, 1)
+        order_preservation_of(torch.exp, 1)
     with pytest.raises(ArgumentError, match="`map` must return the shape"):
-        order_of(lambda s: s.sum(-1))
+        order_preservation_of(lambda s: s.sum(-1))
 
 
 def test_a_tie_is_written_as_one() -> None:

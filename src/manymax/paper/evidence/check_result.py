@@ -10,14 +10,14 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """Whether a statement stood up when it was run again, and what was measured."""
 
     holds: bool
     measured: str
 
 
-Check = Callable[[], Finding]
+Check = Callable[[], CheckResult]
 
 
 def double(values: tuple[float, ...]) -> Tensor:
@@ -35,7 +35,7 @@ def row(values: Tensor, digits: int = 3) -> str:
     return "(" + ", ".join(f"{value:.{digits}g}" for value in values.tolist()) + ")"
 
 
-def denied(check: Check) -> Finding:
+def denied(check: Check) -> CheckResult:
     """The opposite of a finding: what is contradicted must fail."""
     found = check()
-    return Finding(not found.holds, found.measured)
+    return CheckResult(not found.holds, found.measured)

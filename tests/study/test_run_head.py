@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from manymax.errors import ArgumentError
-from manymax.members import FAMILY, REFERENCES
+from manymax.members import FAMILY, REFERENCE_LOSSES
 from manymax.samplers import SAMPLERS
 from manymax.study.backbones import Vectors
 from manymax.study.config import RunConfig
 from manymax.study.data.interactions import Lists, Split
-from manymax.study.heads import build_head, build_sampler
+from manymax.study.run_head import build_head, build_sampler
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def split() -> Split:
     return Split(train, train, train, num_items=6)  # item 5 is never met
 
 
-@pytest.mark.parametrize("loss", [*FAMILY, *REFERENCES])
+@pytest.mark.parametrize("loss", [*FAMILY, *REFERENCE_LOSSES])
 def test_every_loss_has_a_head_that_trains_and_ranks(loss: str, split: Split) -> None:
     head = build_head(RunConfig(loss=loss, dim=4), split)
     queries, vectors = torch.randn(3, 4, requires_grad=True), torch.randn(6, 4)

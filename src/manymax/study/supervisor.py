@@ -17,8 +17,8 @@ from torch import nn
 
 from manymax.errors import ManymaxError
 from manymax.study.checkpoint import (
-    Standing,
     Tensors,
+    TrainingState,
     load_checkpoint,
     load_optimizer,
     optimizer_tensors,
@@ -41,23 +41,23 @@ class Stopped(ManymaxError):
     """The user, or the system, asked the run to stop; it can go on from its checkpoint."""
 
 
-class Progress:
+class ProgressReporter:
     """Hears what happens in a run; this one keeps it to itself."""
 
-    def begin(self, config: RunConfig, folder: Path, standing: Standing) -> None:
-        """Training begins, or goes on from `standing`."""
+    def begin(self, config: RunConfig, folder: Path, state: TrainingState) -> None:
+        """Training begins, or goes on from `state`."""
 
-    def step(self, standing: Standing, loss: float, of: int) -> None:
+    def step(self, state: TrainingState, loss: float, of: int) -> None:
         """A batch has been learned, one `of` so many in an epoch."""
 
-    def epoch(self, standing: Standing, row: dict[str, Any]) -> None:
+    def epoch(self, state: TrainingState, row: dict[str, Any]) -> None:
         """An epoch has ended; `row` is its line of `epochs.parquet`."""
 
     def end(self) -> None:
         """Training is over, for whatever reason."""
 
 
-class Course:
+class TrainingSupervisor:
     """What every way of training shares.
 
     Args:
@@ -77,20 +77,20 @@ class Course:
         validate: Callable[[], dict[str, float]],
         path: Path,
         *,
-        progress: Progress,
+        progress: ProgressReporter,
         checkpoint_seconds: float,
         optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
         self.config, self.model, self.validate, self.path = config, model, validate, path
         self.progress, self.checkpoint_seconds, self.optimizer = progress, checkpoint_seconds, optimizer
-        self.standing, self.best = Standing(), Tensors()
+        self.state, self.best = TrainingState(), Tensors()
         self._stop: str | None = None
         if path.exists():
             self._resume()
         self._saved = time.perf_counter()
 
     def _resume(self) -> None:
-        self.standing, tensors = load_checkpoint(self.path, self.config.content_hash())
+        self.state, tensors = load_checkpoint(self.path, self.config.content_hash())
         try:
             self.model.load_state_dict(part("model", tensors))
         except RuntimeError as error:
@@ -102,8 +102,8 @@ class Course:
     @property
     def going(self) -> bool:
         """Whether there is another epoch to train."""
-        standing, training = self.standing, self.config.training
-        return standing.epoch < training.epochs and standing.waited < training.patience
+        state, training = self.state, self.config.training
+        return state.epoch < training.epochs and state.waited < training.patience
 
     @contextlib.contextmanager
     def timed(self, purpose: str) -> Iterator[None]:
@@ -112,62 +112,62 @@ class Course:
         try:
             yield
         finally:
-            spent = self.standing.seconds
+            spent = self.state.seconds
             spent[purpose] = spent.get(purpose, 0.0) + time.perf_counter() - start
 
     def count_batch(self, loss: float, of: int) -> None:
         """A batch has been learned at this loss, one `of` so many; a loss that is no number ends the run."""
-        standing = self.standing
-        standing.batch, standing.step = standing.batch + 1, standing.step + 1
+        state = self.state
+        state.batch, state.step = state.batch + 1, state.step + 1
         if not math.isfinite(loss):
-            raise Diverged(f"the loss is {loss} in epoch {standing.epoch + 1}, step {standing.step}")
-        standing.total_loss += loss
-        self.progress.step(standing, loss, of)
+            raise Diverged(f"the loss is {loss} in epoch {state.epoch + 1}, step {state.step}")
+        state.total_loss += loss
+        self.progress.step(state, loss, of)
 
     def end_epoch(self) -> None:
         """Evaluate where it is time to, keep the weights if they are the best so far, and write the epoch's row."""
-        standing, config = self.standing, self.config
+        state, config = self.state, self.config
         self.check_weights()
-        epoch = standing.epoch + 1
+        epoch = state.epoch + 1
         metrics: dict[str, float] = {}
         if epoch % config.training.eval_every == 0 or epoch == config.training.epochs:
             with self.timed("evaluation"):
                 metrics = self.validate()
             self._compare(epoch, metrics[config.monitored])
         row = self._row(epoch, metrics)
-        standing.rows.append(row)
-        standing.epoch, standing.batch, standing.total_loss = epoch, 0, 0.0
-        self.progress.epoch(standing, row)
+        state.rows.append(row)
+        state.epoch, state.batch, state.total_loss = epoch, 0, 0.0
+        self.progress.epoch(state, row)
 
     def check_weights(self) -> None:
         """Weights beyond all measure end the run."""
         for name, parameter in self.model.named_parameters():
             if parameter.numel() and not (largest := float(parameter.detach().abs().max())) < LARGEST_WEIGHT:  # nan too
-                where = f"in epoch {self.standing.epoch + 1}, step {self.standing.step}"
+                where = f"in epoch {self.state.epoch + 1}, step {self.state.step}"
                 raise Diverged(f"the largest entry of `{name}` is {largest:.3g} {where}")
 
     def _compare(self, epoch: int, value: float) -> None:
-        standing, best = self.standing, self.standing.best_value
-        standing.waited += 1
+        state, best = self.state, self.state.best_value
+        state.waited += 1
         higher = METRICS[self.config.monitored.partition("@")[0]].higher_is_better
         if best is None or (value > best if higher else value < best):
-            standing.best_epoch, standing.best_value, standing.waited = epoch, value, 0
+            state.best_epoch, state.best_value, state.waited = epoch, value, 0
             self.best = snapshot(self.model)
 
     def _row(self, epoch: int, metrics: dict[str, float]) -> dict[str, Any]:
         """An epoch's line: its mean loss, and the seconds since the beginning by purpose."""
-        standing, seconds = self.standing, self.standing.seconds
+        state, seconds = self.state, self.state.seconds
         return {
             "epoch": epoch,
-            "step": standing.step,
-            "loss": standing.total_loss / max(1, standing.batch),
+            "step": state.step,
+            "loss": state.total_loss / max(1, state.batch),
             "seconds_train": seconds.get("training", 0.0),
             "seconds_eval": seconds.get("evaluation", 0.0),
             "seconds_total": sum(seconds.values()),
             **metrics,
         }
 
-    def breathe(self) -> None:
+    def save_or_stop(self) -> None:
         """Between two steps: save if it is time, and stop if that was asked for."""
         if self._stop is not None or time.perf_counter() - self._saved >= self.checkpoint_seconds:
             self.save()
@@ -180,7 +180,7 @@ class Course:
             tensors = prefixed("model", self.model.state_dict()) | prefixed("best", self.best)
             if self.optimizer is not None:
                 tensors |= prefixed("optimizer", optimizer_tensors(self.optimizer, self.model))
-            save_checkpoint(self.path, self.config.content_hash(), self.standing, tensors)
+            save_checkpoint(self.path, self.config.content_hash(), self.state, tensors)
         self._saved = time.perf_counter()
 
     @contextlib.contextmanager

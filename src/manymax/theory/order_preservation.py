@@ -45,7 +45,7 @@ class Witness:
 
 
 @dataclass(frozen=True)
-class Order:
+class OrderPreservation:
     """How a map treats the order of the scores: "strict", "weak" or "none", and what shows it."""
 
     kind: str
@@ -76,7 +76,9 @@ def label_of(scores: Tensor, target: Tensor | None) -> Tensor:
     return torch.zeros_like(scores[..., 0], dtype=torch.long) if target is None else target
 
 
-def order_of(map: Map, num_classes: int = 5, *, rows: int = 1000, rounds: int = 8, seed: int = 0) -> Order:
+def order_preservation_of(
+    map: Map, num_classes: int = 5, *, rows: int = 1000, rounds: int = 8, seed: int = 0
+) -> OrderPreservation:
     """Search for scores whose order a map does not keep.
 
     Ties and inversions are looked for among levels and normal scores; then the rows in which p_i leads p_j by the
@@ -94,9 +96,10 @@ def order_of(map: Map, num_classes: int = 5, *, rows: int = 1000, rounds: int = 
 
     Example:
         >>> from manymax.members import FAMILY
-        >>> [order_of(member_map(FAMILY[name])).kind for name in ("softmax", "sparsemax", "taylor_softmax")]
+        >>> names = ("softmax", "sparsemax", "taylor_softmax")
+        >>> [order_preservation_of(member_map(FAMILY[name])).kind for name in names]
         ['strict', 'weak', 'none']
-        >>> print(order_of(member_map(FAMILY["taylor_softmax"]), num_classes=2).witness)
+        >>> print(order_preservation_of(member_map(FAMILY["taylor_softmax"]), num_classes=2).witness)
         s = (-9, -1): s_1 = -1 > s_0 = -9, but p_1 < p_0
     """
     if num_classes < 2:
@@ -110,9 +113,9 @@ def order_of(map: Map, num_classes: int = 5, *, rows: int = 1000, rounds: int = 
     margins, pairs = _margins(map, scores, rate=False)
     margin, row = margins.min(0)
     if margin > 0:
-        return Order("strict", None)
+        return OrderPreservation("strict", None)
     kind = "none" if margin < -ROUNDING else "weak"
-    return Order(kind, _simplest(map, scores[row], pairs[row], kind))
+    return OrderPreservation(kind, _simplest(map, scores[row], pairs[row], kind))
 
 
 def majorizes(upper: Tensor, lower: Tensor) -> bool:

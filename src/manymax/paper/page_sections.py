@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 
 from markupsafe import Markup
 
-from manymax.paper.findings import Case, Judgement, judge
+from manymax.paper.findings import FindingCase, Judgement, judge
 from manymax.paper.printed import printed
-from manymax.study.report.formats import Cell, Table
+from manymax.study.report.formats import Cell, ReportTable
 from manymax.study.report.runs import Trial, metrics
 from manymax.study.report.sections import Card, Extra, Published, Section
 from manymax.study.report.tables import measured, rate, short
@@ -41,7 +41,7 @@ def _card(judged: Judgement) -> Card:
     )
 
 
-def _said(cases: Iterable[Case]) -> tuple[tuple[bool | None, str], ...]:
+def _said(cases: Iterable[FindingCase]) -> tuple[tuple[bool | None, str], ...]:
     return tuple((case.supports, f"{case.name}: {case.why}") for case in cases)
 
 
@@ -54,7 +54,7 @@ def against_the_paper(made: Sequence[Trial]) -> Section:
     return Section("paper", "The paper", tables=found, missing=missing, folded=len(table.rows) > LONG)
 
 
-def numbers(trials: Iterable[Trial]) -> Table:
+def numbers(trials: Iterable[Trial]) -> ReportTable:
     """Every number of ours that the paper has a number for, side by side."""
     rows = []
     for trial in trials:
@@ -62,14 +62,14 @@ def numbers(trials: Iterable[Trial]) -> Table:
             number, ours = printed(trial, metric), trial.mean(metric)
             if number is None or ours is None:
                 continue
-            heads = (trial.data, trial.backbone, trial.label, rate(trial.lr), short(metric), number.table)
+            headers = (trial.data, trial.backbone, trial.label, rate(trial.lr), short(metric), number.table)
             difference = Cell(100 * (ours / number.value - 1), digits=1)
             state = Cell(text="; ".join(filter(None, (number.status, number.note))))
-            rows.append((heads, (measured(trial, metric), Cell(number.value), difference, state)))
-    return Table(
+            rows.append((headers, (measured(trial, metric), Cell(number.value), difference, state)))
+    return ReportTable(
         name="paper",
         title="The paper's numbers beside ours",
-        heads=("data", "backbone", "loss", "rate", "metric", "table"),
+        headers=("data", "backbone", "loss", "rate", "metric", "table"),
         columns=(("ours",), ("paper",), ("difference, %",), ("status",)),
         rows=tuple(rows),
     )

@@ -16,7 +16,7 @@ from manymax.members.hierarchical_softmax.loss import hierarchical_softmax_log_p
 from manymax.members.rankmax.theory import rankmax_levels
 from manymax.members.softmax.loss import softmax
 from manymax.ops.tree import HuffmanTree
-from manymax.paper.evidence.finding import Finding, double, normal, row
+from manymax.paper.evidence.check_result import CheckResult, double, normal, row
 from manymax.theory import bregman
 from manymax.theory.consistency import (
     LabelLaw,
@@ -28,23 +28,25 @@ from manymax.theory.consistency import (
     search_minimisers,
 )
 from manymax.theory.gradients import alignment, dcg_direction, tie_loss
-from manymax.theory.order import majorizes, member_map, order_of
+from manymax.theory.order_preservation import majorizes, member_map, order_preservation_of
 
 LAW, PROPOSAL = (0.4, 0.32, 0.28), (0.1, 0.2, 0.7)  # p and q, far apart
 
 
 @cache
-def order(name: str) -> Finding:
+def keeps_order(name: str) -> CheckResult:
     """The order that the map keeps is the one that its facts state, for every setting."""
     member = FAMILY[name]
-    found = [order_of(member_map(member, **setting)) for setting in member.examples]
-    assert member.facts.order is not None
-    holds = all(each.kind == member.facts.order.value for each in found)
-    return Finding(holds, f"{found[0].kind}; {found[0].witness or 'no tie or inversion found in 9,000 score vectors'}")
+    found = [order_preservation_of(member_map(member, **setting)) for setting in member.examples]
+    assert member.facts.order_preservation is not None
+    holds = all(each.kind == member.facts.order_preservation.value for each in found)
+    return CheckResult(
+        holds, f"{found[0].kind}; {found[0].witness or 'no tie or inversion found in 9,000 score vectors'}"
+    )
 
 
 @cache
-def consistent(name: str) -> Finding:
+def consistent(name: str) -> CheckResult:
     """Top-k calibrated and DCG-consistent for one label, and for the sum over several: no minimiser ranks wrongly."""
     asked: list[dict[str, Any]] = [
         {"metric": "recall"},
@@ -54,14 +56,14 @@ def consistent(name: str) -> Finding:
     ]
     settings = FAMILY[name].examples[0]
     found = [consistency(FAMILY[name], trials=40, **question, **settings) for question in asked]
-    return Finding(
+    return CheckResult(
         all(each.holds for each in found),
         f"largest regret {max(each.regret for each in found):.1g} over {sum(each.trials for each in found)} laws",
     )
 
 
 @cache
-def rankmax_ties() -> Finding:
+def rankmax_ties() -> CheckResult:
     """Rankmax's minimiser ties distinct classes: not Top-2 calibrated at C = 3, not Top-1 at C = 34."""
     law = LabelLaw.single(double((0.6, 0.22, 0.18)))
     scores = minimisers(FAMILY["rankmax"], law.probs).scores[0]
@@ -69,7 +71,7 @@ def rankmax_ties() -> Finding:
     levels = rankmax_levels(even / even.sum())
     top = int((levels == 0).sum())
     tied = bool(scores[1] == scores[2]) and regret(scores, law, "recall", 2) > 0.03 and top > 1
-    return Finding(
+    return CheckResult(
         tied and not consistency(FAMILY["rankmax"], "dcg").holds,
         f"p = {row(law.probs)} has the minimiser {row(scores)}: classes 1 and 2 tie;"
         f" 34 nearly even classes: {top} tie at the top",
@@ -77,7 +79,7 @@ def rankmax_ties() -> Finding:
 
 
 @cache
-def log_p_for_every_k(name: str) -> Finding:
+def log_p_for_every_k(name: str) -> CheckResult:
     """The risk minimiser is log p + const for k = 1, 2, 4, with a proposal far from p."""
     goal, log_q = double(LAW).log(), double(PROPOSAL).log()
     errors = []
@@ -86,21 +88,21 @@ def log_p_for_every_k(name: str) -> Finding:
         shift = goal.max() if FAMILY[name].facts.shift_invariant.value else 0
         errors.append(float((found - goal + shift).abs().max()))
     listed = ", ".join(f"{error:.0e}" for error in errors)
-    return Finding(max(errors) < 1e-4, f"largest |s - log p| at k = 1, 2, 4: {listed}")
+    return CheckResult(max(errors) < 1e-4, f"largest |s - log p| at k = 1, 2, 4: {listed}")
 
 
 @cache
-def tree_is_consistent() -> Finding:
+def tree_is_consistent() -> CheckResult:
     """With free node scores, the minimiser of the tree's risk has P proportional to E[y]."""
     weights, tree = double((0.9, 0.5, 0.3, 0.7)), HuffmanTree([5, 1, 2, 9])
     nodes = descend_risk(FAMILY["hierarchical_softmax"], torch.zeros(3, dtype=torch.float64), weights, {"tree": tree})
     probs = hierarchical_softmax_log_prob(nodes, torch.eye(3, dtype=torch.float64), tree).exp()
     error = float((probs - weights / weights.sum()).abs().max())
-    return Finding(error < 1e-5, f"E[y] = {row(weights)} has the minimiser P = {row(probs)}")
+    return CheckResult(error < 1e-5, f"E[y] = {row(weights)} has the minimiser P = {row(probs)}")
 
 
 @cache
-def multilabel_metrics() -> Finding:
+def multilabel_metrics() -> CheckResult:
     """The sum is right for P@k and DCG, the normalized form for R@k, and neither for NDCG."""
     member, found = FAMILY["softmax"], {}
     for multilabel in ("sum", "normalized"):
@@ -111,7 +113,7 @@ def multilabel_metrics() -> Finding:
     right = {("sum", "precision"), ("sum", "dcg"), ("normalized", "recall")}
     law = LabelLaw(torch.tensor([[1, 0, 0], [0, 1, 1]]).bool(), double((0.36, 0.64)))
     values = [expected_metric(scores, law, "ndcg") for scores in (double((1, 0, 0)), double((0, 1, 1)))]
-    return Finding(
+    return CheckResult(
         all(holds == (pair in right) for pair, holds in found.items()) and values[0] < values[1],
         "P({a}) = .36, P({b, c}) = .64: the normalized form ranks a first,"
         f" NDCG {values[0]:.3f}; b, c first has {values[1]:.3f}",
@@ -119,27 +121,27 @@ def multilabel_metrics() -> Finding:
 
 
 @cache
-def schur() -> Finding:
+def schur() -> CheckResult:
     """Softmax does not keep the relation "is more spread out"."""
     wide, narrow = double((3, 1, -1)), double((3, 0, 0))
     tops = [float(softmax(scores).max()) for scores in (wide, narrow)]
     holds = majorizes(wide, narrow) and not majorizes(softmax(wide), softmax(narrow))
-    return Finding(holds, f"(3, 1, -1) majorizes (3, 0, 0), but the top shares are {tops[0]:.3f} < {tops[1]:.3f}")
+    return CheckResult(holds, f"(3, 1, -1) majorizes (3, 0, 0), but the top shares are {tops[0]:.3f} < {tops[1]:.3f}")
 
 
 @cache
-def ties_cost_exactly() -> Finding:
+def ties_cost_exactly() -> CheckResult:
     """Over all orders of a block of ties, the mean loss of DCG is the printed bound: an equality."""
     relevant, weights = [True, False, True, False], [1 / math.log2(i + 1) for i in range(3, 7)]
     orders = [sum(w for w, hit in zip(weights, order, strict=True) if hit) for order in permutations(relevant)]
     mean = sum(weights[:2]) - sum(orders) / len(orders)
     scores = double((9, 8, 1, 1, 1, 1))  # the block is at positions 3 to 6
     found = float(tie_loss(scores, torch.tensor([False, False, *relevant])))
-    return Finding(abs(mean - found) < 1e-12, f"4 ties, 2 relevant: mean loss {mean:.6f}, formula {found:.6f}")
+    return CheckResult(abs(mean - found) < 1e-12, f"4 ties, 2 relevant: mean loss {mean:.6f}, formula {found:.6f}")
 
 
 @cache
-def alignment_is_an_equality() -> Finding:
+def alignment_is_an_equality() -> CheckResult:
     """<p - y, d> = <filled - y, d> - lost with d as its formula; as the direction of improvement, -d, "<=" fails."""
     scores, relevant = 3 * normal(100, 6), torch.arange(6).expand(100, 6) < 2
     found = alignment(entmax(scores), scores, relevant, softmax(scores))
@@ -147,7 +149,7 @@ def alignment_is_an_equality() -> Finding:
     row = int(found.lost.argmax())
     down = -found.sparse[row] > -found.filled[row] - found.lost[row]
     improves = bool((dcg_direction(scores, relevant)[relevant] < 0).all())  # it lowers the relevant: a gradient
-    return Finding(
+    return CheckResult(
         error < 1e-12 and bool(down) and improves,
         f"difference of the two sides {error:.0e} over 100 rows; with -d: {-found.sparse[row]:.3f} >"
         f" {-found.filled[row] - found.lost[row]:.3f}",
@@ -161,45 +163,45 @@ def _gaps(name: str, **settings: Any) -> Tensor:
 
 
 @cache
-def loss_is_bregman() -> Finding:
+def loss_is_bregman() -> CheckResult:
     """Softmax's loss is the Bregman divergence of its Omega."""
     gap = float(_gaps("softmax").abs().max())
-    return Finding(gap < 1e-12, f"largest |loss - divergence| {gap:.0e}")
+    return CheckResult(gap < 1e-12, f"largest |loss - divergence| {gap:.0e}")
 
 
 @cache
-def loss_bounds_bregman() -> Finding:
+def loss_bounds_bregman() -> CheckResult:
     """The losses of sparse maps are at least the divergence, and more where a target is off the support."""
     gaps = [_gaps("sparsemax"), _gaps("entmax", alpha=1.5)]
     low, high = min(float(gap.min()) for gap in gaps), max(float(gap.max()) for gap in gaps)
-    return Finding(low > -1e-12 and high > 1, f"loss - divergence between {low:.0e} and {high:.3g}")
+    return CheckResult(low > -1e-12 and high > 1, f"loss - divergence between {low:.0e} and {high:.3g}")
 
 
 @cache
-def gradient_is_residual() -> Finding:
+def gradient_is_residual() -> CheckResult:
     """The gradient of every Fenchel-Young member is its map minus the target."""
     pairs = [m.fenchel_young(**setting) for m in FAMILY.values() if m.foundation for setting in m.examples]
     worst = max(float(bregman.gradient_residual(pair, 2 * normal(100, 5)).max()) for pair in pairs)
-    return Finding(worst < 1e-12, f"largest |gradient - (p - t)| {worst:.0e}")
+    return CheckResult(worst < 1e-12, f"largest |gradient - (p - t)| {worst:.0e}")
 
 
 @cache
-def rankmax_has_no_potential() -> Finding:
+def rankmax_has_no_potential() -> CheckResult:
     """No loss has the gradient rankmax - e_y: the Jacobian of that field is not symmetric."""
     map, scores = member_map(FAMILY["rankmax"], torch.tensor(0)), double((0.0, 0.5, -0.5))
     value = bregman.asymmetry(map, scores)
-    return Finding(value > 0.1, f"at s = {row(scores)}, y = 0: largest |J - J'| = {value:.3g}")
+    return CheckResult(value > 0.1, f"at s = {row(scores)}, y = 0: largest |J - J'| = {value:.3g}")
 
 
 @cache
-def weak_order_needs_strict_convexity() -> Finding:
+def weak_order_needs_strict_convexity() -> CheckResult:
     """A weakly ordered map suffices with a strictly convex Omega, and not with Omega = 0."""
     pairs = [m.fenchel_young(**setting) for m in FAMILY.values() if m.foundation for setting in m.examples]
     strict = all(bregman.wop_suffices(pair.omega).holds for pair in pairs)
     flat = bregman.argmax_pair()
-    weak = order_of(flat.map).kind == "weak"
+    weak = order_preservation_of(flat.map).kind == "weak"
     free = bregman.wop_suffices(flat.omega)
-    return Finding(
+    return CheckResult(
         strict and weak and not free.holds,
         f"Omega = 0, p = {row(free.probs)}: the map is weakly ordered and equal scores minimise the risk",
     )

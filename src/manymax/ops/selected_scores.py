@@ -17,10 +17,10 @@ TABLE = 1 << 23  # floats that a table of all scores may have: 32 MB
 CHEAPER = 6  # a score of a table costs so much less than a picked one, gradients included (d = 16 to 256: 9 to 4)
 
 
-def table_is_cheaper(num_queries: int, num_classes: int, num_picked: int) -> bool:
-    """Whether all scores of the queries cost less than `num_picked` ones; decided from the sizes alone."""
+def table_is_cheaper(num_queries: int, num_classes: int, num_selected: int) -> bool:
+    """Whether all scores of the queries cost less than `num_selected` ones; decided from the sizes alone."""
     table = num_queries * num_classes
-    return table <= min(TABLE, CHEAPER * num_picked)
+    return table <= min(TABLE, CHEAPER * num_selected)
 
 
 def in_table(rows: Tensor | None, ids: Tensor, num_classes: int) -> Tensor:
@@ -30,7 +30,7 @@ def in_table(rows: Tensor | None, ids: Tensor, num_classes: int) -> Tensor:
     return (rows.unsqueeze(1) * num_classes + ids).reshape(-1)
 
 
-def picked_scores(input: Tensor, linear_weight: Tensor, ids: Tensor, rows: Tensor | None = None) -> Tensor:
+def selected_scores(input: Tensor, linear_weight: Tensor, ids: Tensor, rows: Tensor | None = None) -> Tensor:
     """<x_{rows_m}, w_{ids_mj}>.
 
     Args:
@@ -43,7 +43,7 @@ def picked_scores(input: Tensor, linear_weight: Tensor, ids: Tensor, rows: Tenso
         (M, k), without gradients.
 
     Example:
-        >>> picked_scores(torch.tensor([[2.0]]), torch.tensor([[1.0], [5.0]]), torch.tensor([[1, 1, 0]]))
+        >>> selected_scores(torch.tensor([[2.0]]), torch.tensor([[1.0], [5.0]]), torch.tensor([[1, 1, 0]]))
         tensor([[10., 10.,  2.]])
     """
     with torch.no_grad():

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from manymax.engine.blocks import bags, first_order, row_sparse
+from manymax.engine.blocks import bags, refuse_second_derivatives, row_sparse
 from manymax.ops.lookup import lookup
-from manymax.ops.picked import entry_scores, in_table, picked_scores, table_is_cheaper
+from manymax.ops.selected_scores import entry_scores, in_table, selected_scores, table_is_cheaper
 
 
-class PickedScores(torch.autograd.Function):
-    """`picked_scores`, (M, k), without keeping what was gathered.
+class SelectedScores(torch.autograd.Function):
+    """`selected_scores`, (M, k), without keeping what was gathered.
 
     Both gradients are weighted sums of rows, of class vectors for x and of queries for w; that of w has one row for
     each distinct id, as a sparse tensor if `sparse_grad` is set. Where a table of all scores is small, they are matmuls
@@ -25,10 +25,10 @@ class PickedScores(torch.autograd.Function):
     def forward(ctx: Any, input: Tensor, linear_weight: Tensor, rows: Tensor, ids: Tensor, sparse_grad: bool) -> Tensor:
         ctx.save_for_backward(input, linear_weight, rows, ids)
         ctx.sparse_grad = sparse_grad
-        return picked_scores(input, linear_weight, ids, rows)
+        return selected_scores(input, linear_weight, ids, rows)
 
     @staticmethod
-    @first_order
+    @refuse_second_derivatives
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         input, linear_weight, rows, ids = ctx.saved_tensors
         wants = ctx.needs_input_grad[:2]
@@ -77,7 +77,7 @@ class SharedRows(torch.autograd.Function):
         return linear_weight[ids]
 
     @staticmethod
-    @first_order
+    @refuse_second_derivatives
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (ids,) = ctx.saved_tensors
         if not ctx.sparse_grad:
@@ -97,7 +97,7 @@ class EntryScores(torch.autograd.Function):
         return entry_scores(input, linear_weight, rows, ids)
 
     @staticmethod
-    @first_order
+    @refuse_second_derivatives
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         input, linear_weight, rows, ids = ctx.saved_tensors
         grad_input = grad_weight = None

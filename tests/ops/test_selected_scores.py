@@ -6,20 +6,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from manymax.engine.picked_scores import PickedScores
+from manymax.engine.selected_scores import SelectedScores
 from manymax.errors import ArgumentError
-from manymax.ops import picked
-from manymax.ops.picked import GATHERED, TABLE, entry_scores, picked_scores, table_is_cheaper
+from manymax.ops import selected_scores as module
+from manymax.ops.selected_scores import GATHERED, TABLE, entry_scores, selected_scores, table_is_cheaper
 
 
 @pytest.fixture(params=["table", "in place", "gathered", "gathered in blocks"])
 def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param != "table":
-        monkeypatch.setattr(picked, "TABLE", 0)
+        monkeypatch.setattr(module, "TABLE", 0)
     if request.param.startswith("gathered"):  # as on a device that is no processor
-        monkeypatch.setattr(picked, "_reads_in_place", lambda *_: False)
+        monkeypatch.setattr(module, "_reads_in_place", lambda *_: False)
     if request.param == "gathered in blocks":
-        monkeypatch.setattr(picked, "GATHERED", 3 * 4 * 5)  # two rows of ids at a time
+        monkeypatch.setattr(module, "GATHERED", 3 * 4 * 5)  # two rows of ids at a time
     return request.param
 
 
@@ -36,9 +36,9 @@ def problem(num_queries: int = 4, num_rows: int = 7) -> tuple[Tensor, Tensor, Te
 def test_the_scores_are_those_of_the_whole_table(route: str) -> None:
     input, weight, rows, ids = problem()
     expected = (input @ weight.T)[rows].gather(1, ids)
-    torch.testing.assert_close(picked_scores(input, weight, ids, rows), expected)
+    torch.testing.assert_close(selected_scores(input, weight, ids, rows), expected)
     torch.testing.assert_close(
-        picked_scores(input, weight, ids[:4]), (input @ weight.T).gather(1, ids[:4]), msg="each its own row"
+        selected_scores(input, weight, ids[:4]), (input @ weight.T).gather(1, ids[:4]), msg="each its own row"
     )
 
 
@@ -57,29 +57,29 @@ def test_the_gradients_are_those_of_the_whole_table(route: str, sparse: bool) ->
     upstream = torch.randn(ids.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     input.requires_grad_(), weight.requires_grad_()
     expected = torch.autograd.grad((input @ weight.T)[rows].gather(1, ids), (input, weight), upstream)
-    found = torch.autograd.grad(PickedScores.apply(input, weight, rows, ids, sparse), (input, weight), upstream)
+    found = torch.autograd.grad(SelectedScores.apply(input, weight, rows, ids, sparse), (input, weight), upstream)
     assert found[1].is_sparse == sparse
     torch.testing.assert_close(found[0], expected[0])
     torch.testing.assert_close(found[1].to_dense(), expected[1])
 
 
 def test_ids_of_no_class_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(picked, "TABLE", 0)
+    monkeypatch.setattr(module, "TABLE", 0)
     input, weight, rows, ids = problem()
     for wrong in (9, -1):
         ids[2, 3] = wrong
         with pytest.raises(ArgumentError, match=f"got {wrong}"):
-            picked_scores(input, weight, ids, rows)
+            selected_scores(input, weight, ids, rows)
 
 
 @pytest.mark.filterwarnings("error")
 def test_no_pick_no_score_and_no_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(picked, "TABLE", 0)
+    monkeypatch.setattr(module, "TABLE", 0)
     input, weight, rows, ids = problem()
-    assert picked_scores(input, weight, ids[:0], rows[:0]).shape == (0, 6)
-    assert picked_scores(input, weight, ids[:, :0], rows).shape == (7, 0)
-    assert picked_scores(input.T.contiguous().T, weight.T.contiguous().T, ids, rows).equal(
-        picked_scores(input, weight, ids, rows)
+    assert selected_scores(input, weight, ids[:0], rows[:0]).shape == (0, 6)
+    assert selected_scores(input, weight, ids[:, :0], rows).shape == (7, 0)
+    assert selected_scores(input.T.contiguous().T, weight.T.contiguous().T, ids, rows).equal(
+        selected_scores(input, weight, ids, rows)
     ), "any strides"
 
 

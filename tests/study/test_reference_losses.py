@@ -13,14 +13,14 @@ from manymax import FAMILY
 from manymax.engine.member import Member
 from manymax.heads import LinearHead
 from manymax.heads.build import head_class
-from manymax.members import REFERENCES
+from manymax.members import REFERENCE_LOSSES
 from manymax.members.bce.loss import bce_loss
 from manymax.members.bpr.loss import bpr_loss
 from manymax.samplers import UniformSampler
 
 C, DIM = 23, 6
 
-each = pytest.mark.parametrize("row", REFERENCES.values(), ids=lambda row: row.name)
+each = pytest.mark.parametrize("row", REFERENCE_LOSSES.values(), ids=lambda row: row.name)
 
 
 def slow(name: str, positive: float, negative: list[float]) -> float:
@@ -65,7 +65,7 @@ def test_gradients(row: Member, seed: int) -> None:
 
 def test_one_negative_of_bpr_is_sampled_softmax_without_correction(seed: int) -> None:
     queries, vectors, target = torch.randn(9, DIM), torch.randn(C, DIM), torch.randint(C, (9,))
-    ours = head_class(REFERENCES["bpr"])(None, C, num_negatives=1, generator=torch.Generator().manual_seed(1))
+    ours = head_class(REFERENCE_LOSSES["bpr"])(None, C, num_negatives=1, generator=torch.Generator().manual_seed(1))
     other = manymax.LinearSampledSoftmaxLoss(
         None, C, num_negatives=1, correction="none", generator=torch.Generator().manual_seed(1)
     )
@@ -98,8 +98,8 @@ def test_a_reference_is_a_head_like_the_others(row: Member, seed: int) -> None:
 
 
 def test_references_are_no_members() -> None:
-    assert list(REFERENCES) == ["bpr", "bce"]
-    assert not set(REFERENCES) & set(FAMILY)
+    assert list(REFERENCE_LOSSES) == ["bpr", "bce"]
+    assert not set(REFERENCE_LOSSES) & set(FAMILY)
 
 
 @each
