@@ -8,19 +8,19 @@ from io import StringIO
 
 import pytest
 from rich.console import Console
-from typer.testing import ClaimResult, CliRunner
+from typer.testing import CliRunner, Result
 
 from manymax.cli import console as look
 from manymax.cli import theory as theory_command
 from manymax.cli.app import app
 from manymax.paper import claims
 from manymax.paper.claims import CLAIMS, Claim
-from manymax.paper.evidence import Finding
+from manymax.paper.evidence import CheckResult
 
 KEYS = {"table", "member", "property", "printed", "value", "source", "status", "holds", "measured"}
 
 
-def run(*arguments: str) -> ClaimResult:
+def run(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["theory", *arguments])
 
 
@@ -32,7 +32,7 @@ def use(monkeypatch: pytest.MonkeyPatch, *rows: Claim) -> None:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every claim, with a check that takes no time."""
-    use(monkeypatch, *(replace(claim, check=lambda: Finding(True, "3 of [bold]3[/bold]")) for claim in CLAIMS))
+    use(monkeypatch, *(replace(claim, check=lambda: CheckResult(True, "3 of [bold]3[/bold]")) for claim in CLAIMS))
 
 
 @pytest.mark.usefixtures("quick")
@@ -90,8 +90,8 @@ class TestOutput:
 @pytest.mark.parametrize("status", ["confirmed", "corrected", "contradicted"])
 @pytest.mark.parametrize("options", [(), ("--json",)])
 def test_a_claim_that_fails_is_reported(monkeypatch: pytest.MonkeyPatch, status: str, options: tuple[str, ...]) -> None:
-    false = replace(CLAIMS[0], status=status, check=lambda: Finding(False, "0.7 found"))
-    use(monkeypatch, replace(CLAIMS[1], check=lambda: Finding(True, "fine")), false)
+    false = replace(CLAIMS[0], status=status, check=lambda: CheckResult(False, "0.7 found"))
+    use(monkeypatch, replace(CLAIMS[1], check=lambda: CheckResult(True, "fine")), false)
     result = run(*options)
     assert result.exit_code == 1
     assert f"softmax, consistency: marked {status}, but the check does not hold: 0.7 found" in result.stderr
@@ -103,7 +103,7 @@ def test_a_claim_that_fails_is_reported(monkeypatch: pytest.MonkeyPatch, status:
 
 
 def test_a_check_that_breaks_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def breaks() -> Finding:
+    def breaks() -> CheckResult:
         raise RuntimeError("out of luck")
 
     use(monkeypatch, replace(CLAIMS[0], check=breaks))

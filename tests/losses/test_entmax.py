@@ -16,7 +16,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from manymax import ArgumentError, ArgumentTypeError, EntmaxLoss, entmax, entmax_loss, softmax, softmax_loss, sparsemax
 from manymax.members.entmax.loss import omega, smoothness
-from tests import reference
+from tests import high_precision
 from tests.exact import INF, normal
 
 ALPHAS = [1.0, 1.0001, 1.01, 1.05, 1.2, 1.25, 1.5, 1.75, 1.9999, 2.0]
@@ -38,7 +38,7 @@ def long() -> Tensor:
 @cache
 def expected_probs(alpha: float, kind: str, dtype: torch.dtype) -> Tensor:
     rows = {"small": small, "long": long}[kind]().to(dtype)
-    return reference.as_tensor([reference.entmax(row, alpha) for row in rows.tolist()])
+    return high_precision.as_tensor([high_precision.entmax(row, alpha) for row in rows.tolist()])
 
 
 # Values ------------------------------------------------------------------------------------------
@@ -50,7 +50,7 @@ def test_short_rows(alpha: float, dtype: torch.dtype, tolerance: float) -> None:
     scores = small().to(dtype).requires_grad_()
     probs = expected_probs(alpha, "small", dtype)
     pairs = zip(scores.tolist(), TARGET.tolist(), strict=True)
-    values = reference.as_tensor([reference.entmax_loss(row, y, alpha) for row, y in pairs])
+    values = high_precision.as_tensor([high_precision.entmax_loss(row, y, alpha) for row, y in pairs])
     for order in (alpha, torch.tensor(alpha, dtype=torch.float64), torch.full((5, 1), alpha, dtype=torch.float64)):
         if isinstance(order, Tensor) and order.ndim and order[0].to(dtype).item() != alpha:
             continue  # one alpha per row is rounded to the dtype of the scores
@@ -67,11 +67,11 @@ def test_short_rows(alpha: float, dtype: torch.dtype, tolerance: float) -> None:
 def test_long_rows(alpha: float, dtype: torch.dtype, tolerance: float) -> None:
     scores, target = long().to(dtype).requires_grad_(), torch.tensor([5, 7])
     probs = expected_probs(alpha, "long", dtype)
-    peaked = reference.entmax_loss(scores[1].tolist(), 7, alpha)
+    peaked = high_precision.entmax_loss(scores[1].tolist(), 7, alpha)
     loss = entmax_loss(scores, target, alpha=alpha, reduction="none")
     (grad,) = torch.autograd.grad(loss.sum(), scores)
     torch.testing.assert_close(entmax(scores, alpha).double(), probs, rtol=tolerance, atol=tolerance)
-    torch.testing.assert_close(loss[1].double(), reference.as_tensor(peaked), rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(loss[1].double(), high_precision.as_tensor(peaked), rtol=tolerance, atol=tolerance)
     expected = probs - torch.nn.functional.one_hot(target, 530)
     torch.testing.assert_close(grad.double(), expected, rtol=tolerance, atol=tolerance)
     # the flat row by its definition in float64: <p, s> - Omega(p) - s_y
@@ -140,8 +140,10 @@ def test_a_tie_at_the_threshold_is_smooth_below_two() -> None:
 @pytest.mark.parametrize("alpha", ALPHAS)
 def test_slope_of_the_map_in_alpha(alpha: float) -> None:
     scores, upstream = small(), normal(5, 5, seed=6)
-    slopes = [reference.alpha_slope(lambda a, row=row: reference.entmax(row, a), alpha) for row in scores.tolist()]
-    expected = (upstream * reference.as_tensor(slopes)).sum(-1)
+    slopes = [
+        high_precision.alpha_slope(lambda a, row=row: high_precision.entmax(row, a), alpha) for row in scores.tolist()
+    ]
+    expected = (upstream * high_precision.as_tensor(slopes)).sum(-1)
     for shape in ((), (5, 1)):
         order = torch.full(shape, alpha, dtype=torch.float64, requires_grad=True)
         (grad,) = torch.autograd.grad((upstream * entmax(scores, order)).sum(), order)
@@ -154,8 +156,10 @@ def test_slope_of_the_map_in_alpha(alpha: float) -> None:
 def test_slope_of_the_loss_in_alpha(alpha: float) -> None:
     scores = small()
     pairs = list(zip(scores.tolist(), TARGET.tolist(), strict=True))
-    slopes = [reference.alpha_slope(lambda a, r=r, y=y: [reference.entmax_loss(r, y, a)], alpha) for r, y in pairs]
-    expected = reference.as_tensor(slopes)
+    slopes = [
+        high_precision.alpha_slope(lambda a, r=r, y=y: [high_precision.entmax_loss(r, y, a)], alpha) for r, y in pairs
+    ]
+    expected = high_precision.as_tensor(slopes)
     for shape in ((), (5, 1)):
         order = torch.full(shape, alpha, dtype=torch.float64, requires_grad=True)
         (grad,) = torch.autograd.grad(entmax_loss(scores, TARGET, alpha=order, reduction="sum"), order)
@@ -167,24 +171,24 @@ def test_second_derivatives_in_alpha(alpha: float) -> None:
     """d2 L / ds dalpha = dp / dalpha, and d2 L / dalpha2 from a second difference in 50 digits."""
     scores = small()[1].requires_grad_()
     order = torch.tensor(alpha, dtype=torch.float64, requires_grad=True)
-    slope = reference.alpha_slope(lambda a: reference.entmax(scores.tolist(), a), alpha)
+    slope = high_precision.alpha_slope(lambda a: high_precision.entmax(scores.tolist(), a), alpha)
     loss = entmax_loss(scores, torch.tensor(2), alpha=order)
     (first,) = torch.autograd.grad(loss, order, create_graph=True)
     mixed, second = torch.autograd.grad(first, (scores, order), retain_graph=True)
-    torch.testing.assert_close(mixed, reference.as_tensor(slope), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(mixed, high_precision.as_tensor(slope), rtol=1e-9, atol=1e-9)
     (grad,) = torch.autograd.grad(loss, scores, create_graph=True)
     (other,) = torch.autograd.grad(grad @ torch.arange(5.0, dtype=torch.float64), order)
     torch.testing.assert_close(
-        other, reference.as_tensor(slope) @ torch.arange(5.0, dtype=torch.float64), rtol=1e-9, atol=1e-9
+        other, high_precision.as_tensor(slope) @ torch.arange(5.0, dtype=torch.float64), rtol=1e-9, atol=1e-9
     )
 
     def inner(a: Any) -> list[Any]:
-        return reference.alpha_slope(lambda b: [reference.entmax_loss(scores.tolist(), 2, b)], a)
+        return high_precision.alpha_slope(lambda b: [high_precision.entmax_loss(scores.tolist(), 2, b)], a)
 
     if alpha in (1.2, 1.5, 1.75):  # differences of differences need room on both sides
-        step = reference.mp.mpf(10) ** -6
+        step = high_precision.mp.mpf(10) ** -6
         expected = (inner(alpha + step)[0] - inner(alpha - step)[0]) / (2 * step)
-        torch.testing.assert_close(second, reference.as_tensor(expected), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(second, high_precision.as_tensor(expected), rtol=1e-9, atol=1e-9)
     assert second.isfinite()
 
 

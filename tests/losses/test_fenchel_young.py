@@ -20,7 +20,7 @@ from manymax import (
     sparsemax,
     sparsemax_loss,
 )
-from tests import reference
+from tests import high_precision
 from tests.exact import INF, normal
 
 HOT = torch.tensor([[True, False, True, False], [False, True, False, False], [True, True, True, False]])
@@ -180,10 +180,10 @@ MEMBERS: list[tuple[str, dict[str, Any], float]] = [("softmax", {}, 1.0), ("spar
 @pytest.mark.parametrize(("name", "setting", "alpha"), MEMBERS)
 def test_omega_and_conjugate_to_fifty_digits(name: str, setting: dict[str, Any], alpha: float) -> None:
     probs = torch.cat([normal(3, 4, scale=2).softmax(-1), torch.tensor([[0.5, 0.5, 0, 0], [1, 0, 0, 0]]).double()])
-    omega = reference.as_tensor([reference.omega(row, alpha) for row in probs.tolist()])
+    omega = high_precision.as_tensor([high_precision.omega(row, alpha) for row in probs.tolist()])
     torch.testing.assert_close(FAMILY[name].omega(probs, **setting), omega, rtol=1e-12, atol=1e-12)
     scores = torch.cat([normal(3, 4, scale=2), normal(1, 4) + 1e4])
-    conjugate = reference.as_tensor([reference.conjugate(row, alpha) for row in scores.tolist()])
+    conjugate = high_precision.as_tensor([high_precision.conjugate(row, alpha) for row in scores.tolist()])
     torch.testing.assert_close(FAMILY[name].conjugate(scores, **setting), conjugate, rtol=1e-12, atol=1e-12)
 
 
@@ -199,7 +199,7 @@ def test_bregman_divergence_to_fifty_digits(name: str, setting: dict[str, Any], 
         (corner.roll(1, -1), corner),
     ]
     for first, second in pairs:
-        expected = reference.as_tensor([reference.bregman(first[0].tolist(), second[0].tolist(), alpha)])
+        expected = high_precision.as_tensor([high_precision.bregman(first[0].tolist(), second[0].tolist(), alpha)])
         torch.testing.assert_close(FAMILY[name].bregman(first, second, **setting), expected, rtol=1e-10, atol=1e-12)
 
 

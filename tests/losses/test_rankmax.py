@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from manymax import ArgumentError, ArgumentTypeError, rankmax, rankmax_loss, sparsemax
-from tests import reference
+from tests import high_precision
 from tests.exact import INF, labels, normal
 
 VALUES = st.floats(-4, 4) | st.integers(-4, 4).map(lambda n: n / 2)
@@ -30,11 +30,13 @@ def test_fifty_digits(values: list[float], target: int, alive: float) -> None:
     scores, ids = torch.tensor([values], dtype=torch.float64), torch.tensor([label])
     hot = torch.nn.functional.one_hot(ids, len(values)).bool()
     close = {"rtol": 1e-12, "atol": 1e-13}
-    torch.testing.assert_close(rankmax(scores, ids)[0], reference.as_tensor(reference.rankmax(values, label)), **close)
+    torch.testing.assert_close(
+        rankmax(scores, ids)[0], high_precision.as_tensor(high_precision.rankmax(values, label)), **close
+    )
     for goal in (ids, ids[:, None], hot):
         value = rankmax_loss(scores, goal)
-        torch.testing.assert_close(value, reference.as_tensor(reference.rankmax_loss(values, label)), **close)
-        expected = reference.as_tensor(reference.rankmax_gradient(values, label))
+        torch.testing.assert_close(value, high_precision.as_tensor(high_precision.rankmax_loss(values, label)), **close)
+        expected = high_precision.as_tensor(high_precision.rankmax_gradient(values, label))
         torch.testing.assert_close(gradient(scores, goal)[0], expected, **close)
 
 
@@ -46,15 +48,15 @@ def test_offsets(dtype: torch.dtype, tolerance: float, offset: float, num_classe
     rows = (torch.stack([normal(num_classes, scale=s) for s in (1e-3, 1.0, 30.0)]) + offset).to(dtype)
     target = torch.tensor([0, 2, 3])
     hot = torch.nn.functional.one_hot(target, num_classes).bool()
-    probs = [reference.rankmax(row, y) for row, y in zip(rows.tolist(), target.tolist(), strict=True)]
-    values = [reference.rankmax_loss(row, y) for row, y in zip(rows.tolist(), target.tolist(), strict=True)]
-    slopes = [reference.rankmax_gradient(row, y) for row, y in zip(rows.tolist(), target.tolist(), strict=True)]
+    probs = [high_precision.rankmax(row, y) for row, y in zip(rows.tolist(), target.tolist(), strict=True)]
+    values = [high_precision.rankmax_loss(row, y) for row, y in zip(rows.tolist(), target.tolist(), strict=True)]
+    slopes = [high_precision.rankmax_gradient(row, y) for row, y in zip(rows.tolist(), target.tolist(), strict=True)]
     close = {"rtol": tolerance, "atol": tolerance}
-    torch.testing.assert_close(rankmax(rows, target).double(), reference.as_tensor(probs), **close)
+    torch.testing.assert_close(rankmax(rows, target).double(), high_precision.as_tensor(probs), **close)
     for goal in (target, hot):
         loss = rankmax_loss(rows, goal, reduction="none")
-        torch.testing.assert_close(loss.double(), reference.as_tensor(values), **close)
-        torch.testing.assert_close(gradient(rows, goal).double(), reference.as_tensor(slopes), **close)
+        torch.testing.assert_close(loss.double(), high_precision.as_tensor(values), **close)
+        torch.testing.assert_close(gradient(rows, goal).double(), high_precision.as_tensor(slopes), **close)
 
 
 def test_bool_rows_and_ids_are_the_same_loss() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from manymax import SoftmaxLoss, softmax, softmax_loss
-from tests import reference
+from tests import high_precision
 from tests.exact import INF, labels, normal
 
 WEIGHT = torch.tensor([0.5, 2.0, 1.0, 0.0, 3.0], dtype=torch.float64)
@@ -144,9 +144,9 @@ def test_fifty_digits(dtype: torch.dtype, tolerance: float, num_classes: int) ->
     )
     rows[1, 1] = -INF
     scores, target = rows.requires_grad_(), torch.tensor([0, 2, 0, 1])
-    probs = reference.as_tensor([reference.entmax(row, 1) for row in scores.tolist()])
-    values = reference.as_tensor(
-        [reference.entmax_loss(row, y, 1) for row, y in zip(scores.tolist(), target.tolist(), strict=True)]
+    probs = high_precision.as_tensor([high_precision.entmax(row, 1) for row in scores.tolist()])
+    values = high_precision.as_tensor(
+        [high_precision.entmax_loss(row, y, 1) for row, y in zip(scores.tolist(), target.tolist(), strict=True)]
     )
     loss = softmax_loss(scores, target, reduction="none")
     (grad,) = torch.autograd.grad(loss.sum(), scores)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from manymax import entmax, entmax_loss, sparsemax, sparsemax_loss
-from tests import reference
+from tests import high_precision
 from tests.exact import INF, normal
 
 
@@ -98,9 +98,9 @@ def test_fifty_digits(dtype: torch.dtype, tolerance: float, num_classes: int) ->
     rows = torch.cat([rows, rows + 1e4, rows - 1e4])
     rows[1, 3] = -INF
     scores, target = rows.requires_grad_(), torch.tensor([0, 2, 0, 1, 2, 3])
-    probs = reference.as_tensor([reference.entmax(row, 2) for row in scores.tolist()])
+    probs = high_precision.as_tensor([high_precision.entmax(row, 2) for row in scores.tolist()])
     pairs = zip(scores.tolist(), target.tolist(), strict=False)
-    values = reference.as_tensor([reference.entmax_loss(row, y, 2) for row, y in pairs])
+    values = high_precision.as_tensor([high_precision.entmax_loss(row, y, 2) for row, y in pairs])
     loss = sparsemax_loss(scores[:6], target, reduction="none")
     (grad,) = torch.autograd.grad(loss.sum(), scores)
     torch.testing.assert_close(sparsemax(scores).double(), probs, rtol=tolerance, atol=tolerance)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manymax import ArgumentError, TaylorSoftmaxLoss, softmax, taylor_softmax, taylor_softmax_loss
-from tests import reference
+from tests import high_precision
 from tests.exact import INF, normal
 
 ORDERS = [2, 4, 6, 8, 10, 12]
@@ -33,11 +33,11 @@ def test_fifty_digits(
     loss = taylor_softmax_loss(scores, torch.tensor([label]), order=order)
     (grad,) = torch.autograd.grad(loss, scores)
     close: dict[str, Any] = {"rtol": tolerance, "atol": tolerance}
-    probs = reference.as_tensor(reference.taylor_softmax(values, order))
+    probs = high_precision.as_tensor(high_precision.taylor_softmax(values, order))
     torch.testing.assert_close(taylor_softmax(scores, order)[0].double(), probs, **close)
-    value = reference.as_tensor(reference.taylor_loss(values, label, order))
+    value = high_precision.as_tensor(high_precision.taylor_loss(values, label, order))
     torch.testing.assert_close(loss.double(), value, **close)
-    slope = reference.as_tensor(reference.taylor_gradient(values, label, order))
+    slope = high_precision.as_tensor(high_precision.taylor_gradient(values, label, order))
     torch.testing.assert_close(grad[0].double(), slope, **close)
 
 
@@ -50,8 +50,8 @@ def test_terms_that_cancel_below_zero(order: int, dtype: torch.dtype, tolerance:
     loss = taylor_softmax_loss(scores, torch.arange(33), order=order, reduction="none")
     (grad,) = torch.autograd.grad(loss.sum(), scores)
     row = values.tolist()
-    expected = reference.as_tensor([reference.taylor_loss(row, y, order) for y in range(33)])
-    slopes = reference.as_tensor([reference.taylor_gradient(row, y, order)[y] for y in range(33)])
+    expected = high_precision.as_tensor([high_precision.taylor_loss(row, y, order) for y in range(33)])
+    slopes = high_precision.as_tensor([high_precision.taylor_gradient(row, y, order)[y] for y in range(33)])
     torch.testing.assert_close(loss.double(), expected, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(grad.diagonal().double(), slopes, rtol=tolerance, atol=tolerance)
 
@@ -65,8 +65,8 @@ def test_large_scores(order: int, dtype: torch.dtype, tolerance: float, num_clas
     rows[3] -= 1e4
     target = torch.tensor([0, 1, 2, 0])
     pairs = list(zip(rows.tolist(), target.tolist(), strict=True))
-    probs = reference.as_tensor([reference.taylor_softmax(row, order) for row, _ in pairs])
-    values = reference.as_tensor([reference.taylor_loss(row, y, order) for row, y in pairs])
+    probs = high_precision.as_tensor([high_precision.taylor_softmax(row, order) for row, _ in pairs])
+    values = high_precision.as_tensor([high_precision.taylor_loss(row, y, order) for row, y in pairs])
     loss = taylor_softmax_loss(rows, target, order=order, reduction="none")
     torch.testing.assert_close(taylor_softmax(rows, order).double(), probs, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(loss.double(), values, rtol=tolerance, atol=tolerance)

@@ -21,7 +21,7 @@ from manymax.theory.bregman import (
     wop_suffices,
 )
 from manymax.theory.order_preservation import member_map, order_preservation_of
-from tests import reference
+from tests import high_precision
 
 PAIRS = [
     pytest.param(member, setting, id=f"{member.name}-{setting}")
@@ -60,10 +60,10 @@ def test_the_gap_is_its_formula(member: Member, setting: dict, scale: float) -> 
 @pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0])
 def test_the_gap_in_50_digits(alpha: float) -> None:
     scores, target = [2.0, 0.25, -1.5], [0.25, 0.25, 0.5]
-    probs = reference.entmax(scores, alpha)
-    inner = reference.mp.fsum(reference.mp.mpf(t) * s for t, s in zip(target, scores, strict=True))
-    loss = reference.conjugate(scores, alpha) + reference.omega(target, alpha) - inner
-    expected = float(loss - reference.bregman(target, probs, alpha))
+    probs = high_precision.entmax(scores, alpha)
+    inner = high_precision.mp.fsum(high_precision.mp.mpf(t) * s for t, s in zip(target, scores, strict=True))
+    loss = high_precision.conjugate(scores, alpha) + high_precision.omega(target, alpha) - inner
+    expected = float(loss - high_precision.bregman(target, probs, alpha))
     pair = FAMILY["entmax"].fenchel_young(alpha=alpha)
     rows = (torch.tensor(values, dtype=torch.float64) for values in (scores, target))
     assert float(bregman_gap(pair, *rows)) == pytest.approx(expected, abs=1e-12)

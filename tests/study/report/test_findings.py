@@ -10,7 +10,7 @@ import pytest
 from manymax.paper import judgement as evidence
 from manymax.paper.findings import FINDINGS, Judgement, judge
 from manymax.study.report.runs import Trial, read_study, trials
-from manymax.study.report.significance import Comparison
+from manymax.study.report.significance import PairedComparison
 from tests.study.report.generated import write_run
 
 Runs = list[dict[str, Any]]
@@ -228,9 +228,9 @@ def test_a_chance_find_among_many_does_not_count(tmp_path: Path, monkeypatch, ot
     """A loss that is above rankmax with p = 0.02: enough beside one other loss, not beside seven."""
     names = ("softmax", "nce", "entmax", "sparsemax", "rg", "bpr", "bce", "taylor_softmax")[:others]
 
-    def drawn(first: Trial, second: Trial, metric: str) -> Comparison:
+    def drawn(first: Trial, second: Trial, metric: str) -> PairedComparison:
         quality = {"nce": 0.4, "rankmax": 0.3}
-        return Comparison(quality.get(first.loss, 0.2) - quality.get(second.loss, 0.2), 200, 0.02, 0.02)
+        return PairedComparison(quality.get(first.loss, 0.2) - quality.get(second.loss, 0.2), 200, 0.02, 0.02)
 
     monkeypatch.setattr(evidence, "compare", drawn)
     (case,) = judged(tmp_path, of(rankmax=0.3, **dict.fromkeys(names, 0.3)), 2).cases
