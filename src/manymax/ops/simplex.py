@@ -33,43 +33,43 @@ from torch import Tensor
 from manymax.ops.row_blocks import row_blocks
 
 GROUP = 16  # classes per group
-LIKE_COUNTS = (8, 64, 1 << 40)  # rows with up to so many open groups go together
-SMALL = 512  # rows this short are searched whole, in float64
+MOST_OPEN_GROUPS = (8, 64, 1 << 40)  # rows with up to so many open groups go together
+SHORT_ROW = 512  # rows this short are searched whole, in float64
 SCORES_PER_BLOCK = 1 << 18  # scores per block: the scratch of a block stays in the second-level cache
-SWEEP = 1 << 23  # scores per block of the pass over group maxima, which streams and keeps nothing
-LOG1P_BELOW = 0.25  # for smaller beta u = 1 + beta v is kept as v, because log(u) / beta would lose digits
+SCORES_PER_SWEEP = 1 << 23  # scores per block of the pass over group maxima, which streams and keeps nothing
+V_BELOW = 0.25  # for smaller beta u = 1 + beta v is kept as v, because log(u) / beta would lose digits
 
-_LOW = {torch.float32: -80.0, torch.float64: -700.0}  # logarithm of a small normal number
+_LOG_SMALLEST = {torch.float32: -80.0, torch.float64: -700.0}  # logarithm of a small normal number
 
-Order = float | Tensor  # alpha or beta: one number, or (rows, 1)
+NumberOrColumn = float | Tensor  # alpha or beta: one number, or (rows, 1)
 
 
-def _in_v(beta: Order) -> bool:
+def level_is_v(beta: NumberOrColumn) -> bool:
     """Whether the level of a row is kept as v = (w - 1) / beta instead of w."""
-    return isinstance(beta, Tensor) or beta < LOG1P_BELOW
+    return isinstance(beta, Tensor) or beta < V_BELOW
 
 
-def _ratio(exponent: Tensor, beta: Order) -> Tensor:
+def scaled_expm1(exponent: Tensor, beta: NumberOrColumn) -> Tensor:
     """expm1(beta x) / beta, which is x at beta = 0; `exponent` is x."""
     if isinstance(beta, Tensor):
         return torch.where(beta > 0, (beta * exponent).expm1() / torch.where(beta > 0, beta, 1), exponent)
     return (beta * exponent).expm1() / beta
 
 
-def _level(log_top: Tensor, beta: Order) -> Tensor:
+def _level_from_log_top(log_top: Tensor, beta: NumberOrColumn) -> Tensor:
     """w, or v = (w - 1) / beta, from log p_top."""
-    return _ratio(log_top, beta) if _in_v(beta) else (beta * log_top).exp()
+    return scaled_expm1(log_top, beta) if level_is_v(beta) else (beta * log_top).exp()
 
 
-def _log_top(level: Tensor, beta: Order) -> Tensor:
+def _log_top_from_level(level: Tensor, beta: NumberOrColumn) -> Tensor:
     if isinstance(beta, Tensor):
         return torch.where(beta > 0, (beta * level).log1p() / torch.where(beta > 0, beta, 1), level)
-    return (beta * level).log1p() / beta if _in_v(beta) else level.log() / beta
+    return (beta * level).log1p() / beta if level_is_v(beta) else level.log() / beta
 
 
-def _bases(d: Tensor, level: Tensor, beta: Order, out: Tensor) -> Tensor:
+def power_bases(d: Tensor, level: Tensor, beta: NumberOrColumn, out: Tensor) -> Tensor:
     """u = max(0, w + beta d) from d = s - max s, into `out` (which may be d)."""
-    if _in_v(beta):
+    if level_is_v(beta):
         u = torch.add(d, level, out=out).clamp_(min=torch.finfo(d.dtype).min / 4).mul_(beta).add_(1)
     elif beta == 1:
         u = torch.add(d, level, out=out)
@@ -84,47 +84,47 @@ def floored_exp_(x: Tensor) -> Tensor:
     Denormal results and exp(-inf) take the processor tens of nanoseconds each. The floor is
     subtracted, so that what was below it is 0; nothing else moves by more than 1e-35.
     """
-    low = _LOW[x.dtype]
+    low = _LOG_SMALLEST[x.dtype]
     return x.clamp_(min=low).exp_().sub_(1.001 * math.exp(low)).clamp_(min=0)
 
 
-def _powers(d: Tensor, level: Tensor, beta: Order) -> Tensor:
+def probabilities_(d: Tensor, level: Tensor, beta: NumberOrColumn) -> Tensor:
     """p = u^(1/beta) from d = s - max s, overwriting d."""
     if isinstance(beta, Tensor):
         v = (d + level).clamp_(min=torch.finfo(d.dtype).min / 4)  # a masked class: 0 times -inf is no number
         log_p = (beta * v).clamp_(min=-1).log1p_() / torch.where(beta > 0, beta, 1)
         return d.copy_(torch.where(beta > 0, log_p, v).exp_())
     if beta == 1:
-        return _bases(d, level, beta, d)
+        return power_bases(d, level, beta, d)
     if beta == 0.5:
-        return _bases(d, level, beta, d).square_()
-    floor = _floor(beta, d.dtype)  # u this small has p = 0, and log(0) is slow
-    if _in_v(beta):
+        return power_bases(d, level, beta, d).square_()
+    floor = _smallest_base(beta, d.dtype)  # u this small has p = 0, and log(0) is slow
+    if level_is_v(beta):
         return floored_exp_(d.add_(level).mul_(beta).clamp_(min=floor - 1).log1p_().div_(beta))
-    return floored_exp_(_bases(d, level, beta, d).clamp_(min=floor).log_().div_(beta))
+    return floored_exp_(power_bases(d, level, beta, d).clamp_(min=floor).log_().div_(beta))
 
 
-def _floor(beta: Order, dtype: torch.dtype) -> float:
+def _smallest_base(beta: NumberOrColumn, dtype: torch.dtype) -> float:
     """A base u whose power u^(1/beta) is below what counts as 0, by more than rounding can bring it back."""
     tiny = torch.finfo(dtype).tiny
-    return tiny if isinstance(beta, Tensor) else max(tiny, math.exp(1.2 * beta * _LOW[dtype]))
+    return tiny if isinstance(beta, Tensor) else max(tiny, math.exp(1.2 * beta * _LOG_SMALLEST[dtype]))
 
 
-def _sums(d: Tensor, level: Tensor, beta: Order, scratch: Tensor) -> tuple[Tensor, Tensor]:
+def mass_and_slope(d: Tensor, level: Tensor, beta: NumberOrColumn, scratch: Tensor) -> tuple[Tensor, Tensor]:
     """F = sum p and A = sum p^(1 - beta) = sum p / u at a level, (rows, 1) each."""
-    u = _bases(d, level, beta, scratch)
+    u = power_bases(d, level, beta, scratch)
     if isinstance(beta, float) and beta in (0.5, 1.0):
         first = u.sum(-1, keepdim=True)
         second = (u.sign_() if beta == 1 else u.square_()).sum(-1, keepdim=True)
         return (first, second) if beta == 1 else (second, first)
-    p = _powers(d.clone(), level, beta)
+    p = probabilities_(d.clone(), level, beta)
     total = p.sum(-1, keepdim=True)
-    return total, p.div_(u.clamp_(min=_floor(beta, u.dtype))).sum(-1, keepdim=True)
+    return total, p.div_(u.clamp_(min=_smallest_base(beta, u.dtype))).sum(-1, keepdim=True)
 
 
-def _newton(
+def newton_level(
     d: Tensor,
-    beta: Order,
+    beta: NumberOrColumn,
     start: Tensor | None = None,
     mass: float = 1.0,
     scratch: Tensor | None = None,
@@ -135,32 +135,32 @@ def _newton(
     About 6 steps are needed; the default bound only ends a row of nan. Cut short, the result is above the root if the
     start was.
     """
-    level = d.new_full((d.shape[0], 1), 0.0 if _in_v(beta) else 1.0) if start is None else start.clone()
+    level = d.new_full((d.shape[0], 1), 0.0 if level_is_v(beta) else 1.0) if start is None else start.clone()
     eps = torch.finfo(d.dtype).eps
     # up to alpha = 1.5 a step leaves an error of the order of its square, above that a class that
     # drops out of the support may leave more
     tolerance = eps**0.45 if isinstance(beta, float) and beta <= 0.5 else 8 * eps
     scratch = torch.empty_like(d) if scratch is None else scratch
     for _ in range(steps):
-        total, slope = _sums(d, level, beta, scratch)
-        gap = -_ratio(-(total / mass).log(), beta)  # (1 - F^-beta) / beta
-        step = total * gap / slope if _in_v(beta) else beta * total * gap / slope
+        total, slope = mass_and_slope(d, level, beta, scratch)
+        gap = -scaled_expm1(-(total / mass).log(), beta)  # (1 - F^-beta) / beta
+        step = total * gap / slope if level_is_v(beta) else beta * total * gap / slope
         level -= step
-        scale = level.abs() + 1 if _in_v(beta) else level
+        scale = level.abs() + 1 if level_is_v(beta) else level
         if not (step.abs() > tolerance * scale).any():
             break
     return level
 
 
-def _finish(
-    d: Tensor, level: Tensor, alpha: Order, beta: Order, scratch: Tensor | None = None
+def _probs_and_conjugate_(
+    d: Tensor, level: Tensor, alpha: NumberOrColumn, beta: NumberOrColumn, scratch: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """p (overwriting d), log p_top (float64) and Omega*(s) - max s = E_p[p^beta - 1] / alpha - v, (rows, 1) each."""
-    log_top = _log_top(level.double(), beta.double() if isinstance(beta, Tensor) else beta)
-    u = _bases(d, level, beta, torch.empty_like(d) if scratch is None else scratch)
-    p = torch.mul(u, u, out=d) if isinstance(beta, float) and beta == 0.5 else _powers(d, level, beta)
+    log_top = _log_top_from_level(level.double(), beta.double() if isinstance(beta, Tensor) else beta)
+    u = power_bases(d, level, beta, torch.empty_like(d) if scratch is None else scratch)
+    p = torch.mul(u, u, out=d) if isinstance(beta, float) and beta == 0.5 else probabilities_(d, level, beta)
     mean = u.mul_(p).sum(-1, keepdim=True) - 1
-    v = level if _in_v(beta) else (level - 1) / beta
+    v = level if level_is_v(beta) else (level - 1) / beta
     return p, log_top, mean / alpha - v
 
 
@@ -185,9 +185,9 @@ def candidates(scores: Tensor, beta: float) -> tuple[list[Candidates], Tensor, T
     group_tops = group_maxima(scores)
     maximum = group_tops.amax(1, keepdim=True)
     # started above the root the search stays above it, so a few steps give a bound too
-    bound = _newton(group_tops - maximum, beta, steps=6)
+    bound = newton_level(group_tops - maximum, beta, steps=6)
     # it is in working precision: widen it by more than its error
-    cut = -1 / beta - (bound + 1e-4) if _in_v(beta) else -(bound * (1 + 1e-4)) / beta
+    cut = -1 / beta - (bound + 1e-4) if level_is_v(beta) else -(bound * (1 + 1e-4)) / beta
     return (*collect(scores, group_tops, maximum, maximum, cut), maximum)
 
 
@@ -200,28 +200,28 @@ def group_maxima(scores: Tensor) -> Tensor:
 
 
 def collect(
-    scores: Tensor, group_tops: Tensor, maximum: Tensor, reference: Tensor, cut: Tensor
+    scores: Tensor, group_tops: Tensor, maximum: Tensor, origin: Tensor, cut: Tensor
 ) -> tuple[list[Candidates], Tensor]:
-    """The classes with s - reference > cut, (rows, 1) each, for the rows that have few of them; and the other rows.
+    """The classes with s - origin > cut, (rows, 1) each, for the rows that have few of them; and the other rows.
 
     Rows with few open groups give the classes of those; of the others, rows with at most a sixteenth of the classes
     above the cut give them by selection. More candidates would cost more than the row itself. The difference comes
-    first: reference + cut would be rounded to the reference where scores are large.
+    first: origin + cut would be rounded to the origin where scores are large.
     """
     width = scores.shape[1] // GROUP
-    count = (group_tops[:, :width] - reference > cut).sum(1)
+    count = (group_tops[:, :width] - origin > cut).sum(1)
     few = count <= max(1, width // 8)
     if width == 0:
         few = torch.zeros_like(few)
     found, rest = [], (~few).nonzero().squeeze(1)
     if len(rest) < len(few):
-        for rows in _of_like_counts(torch.where(few, count, -1)):
-            found.append(_of_groups(scores, group_tops, maximum, rows, int(count[rows].max())))
+        for rows in _rows_of_like_counts(torch.where(few, count, -1)):
+            found.append(_candidates_from_groups(scores, group_tops, maximum, rows, int(count[rows].max())))
     # if most groups are open there are more classes above the cut than groups: nothing to select
     some = rest[count[rest] <= 0.63 * width] if width else rest
     if not len(some):
         return found, rest
-    selected = _select(scores, maximum, reference, cut, some)
+    selected = _candidates_by_topk(scores, maximum, origin, cut, some)
     if selected is not None:
         found.append(selected)
         left = torch.ones_like(few)
@@ -231,17 +231,17 @@ def collect(
     return found, rest
 
 
-def _of_like_counts(count: Tensor) -> Iterator[Tensor]:
+def _rows_of_like_counts(count: Tensor) -> Iterator[Tensor]:
     """The rows with counts that are about as large: they are padded to the largest. Negative counts are left out."""
     low = -1
-    for high in LIKE_COUNTS:
+    for high in MOST_OPEN_GROUPS:
         rows = ((count > low) & (count <= high)).nonzero().squeeze(1)
         if len(rows):
             yield rows
         low = high
 
 
-def _of_groups(scores: Tensor, group_tops: Tensor, maximum: Tensor, rows: Tensor, k: int) -> Candidates:
+def _candidates_from_groups(scores: Tensor, group_tops: Tensor, maximum: Tensor, rows: Tensor, k: int) -> Candidates:
     """All classes of the k groups with the largest maxima, and those that are in no group."""
     everything, classes = len(rows) == len(scores), scores.shape[1]
     width = classes // GROUP
@@ -249,12 +249,12 @@ def _of_groups(scores: Tensor, group_tops: Tensor, maximum: Tensor, rows: Tensor
     chosen = tops[:, :width].topk(k, sorted=False).indices  # (n, k); group l holds l, l + width, ...
     steps = width * torch.arange(GROUP, device=scores.device)
     ids = (steps[:, None] + chosen[:, None, :]).reshape(len(rows), GROUP * k)
-    picked = scores.gather(1, ids) if everything else _picked(scores, rows, ids)
+    picked = scores.gather(1, ids) if everything else _gather_scores(scores, rows, ids)
     tail = torch.arange(GROUP * width, classes, device=scores.device).expand(len(rows), -1)
     return Candidates(rows, maximum[rows], torch.cat([picked, tops[:, width:]], 1), torch.cat([ids, tail], 1))
 
 
-def _picked(scores: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
+def _gather_scores(scores: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
     """scores[rows_i, ids_ij]; from flat memory, where it is one piece, that takes a third of the time."""
     if not scores.is_contiguous():
         return scores[rows.unsqueeze(1), ids]
@@ -262,9 +262,11 @@ def _picked(scores: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
     return scores.view(-1).index_select(0, places.view(-1)).view(ids.shape)
 
 
-def _select(scores: Tensor, maximum: Tensor, reference: Tensor, cut: Tensor, rows: Tensor) -> Candidates | None:
+def _candidates_by_topk(
+    scores: Tensor, maximum: Tensor, origin: Tensor, cut: Tensor, rows: Tensor
+) -> Candidates | None:
     part = scores if len(rows) == len(scores) else scores[rows]
-    above = part - reference[rows]
+    above = part - origin[rows]
     # a sum of signs is several times faster than counting a bool table
     count = above.sub_(cut[rows]).clamp_(min=0).sign_().sum(1)
     good = (count <= max(1, scores.shape[1] // GROUP)).nonzero().squeeze(1)
@@ -275,13 +277,13 @@ def _select(scores: Tensor, maximum: Tensor, reference: Tensor, cut: Tensor, row
     return Candidates(rows[good], maximum[rows[good]], picked, ids)
 
 
-def solve_few(found: Candidates, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
+def solve_candidates(found: Candidates, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
     """p over the candidates, log p_top and Omega*(s) - max s, in float64."""
     d = (found.scores - found.maximum).double()
-    return _finish(d, _newton(d, alpha - 1), alpha, alpha - 1)
+    return _probs_and_conjugate_(d, newton_level(d, alpha - 1), alpha, alpha - 1)
 
 
-def solve_wide_(d: Tensor, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
+def solve_wide_rows_(d: Tensor, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
     """Rows with a large support, d = s - max s: p in place of d, log p_top and Omega*(s) - max s.
 
     Newton over the whole row, from a start found on every 16th class; some rows at a time, which stay in cache.
@@ -289,41 +291,45 @@ def solve_wide_(d: Tensor, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
     beta, classes = alpha - 1, d.shape[1]
     blocks = row_blocks(d.shape[0], d.shape[1], SCORES_PER_BLOCK)
     scratch = torch.empty_like(d[blocks[0]]) if blocks else d
-    low, high = (float(_level(torch.tensor(top, dtype=torch.float64).log(), beta)) for top in (1 / classes, 1.0))
+    low, high = (
+        float(_level_from_log_top(torch.tensor(top, dtype=torch.float64).log(), beta)) for top in (1 / classes, 1.0)
+    )
     sample = d[:, ::GROUP].contiguous()
-    start = _newton(sample, beta, mass=sample.shape[1] / classes)
+    start = newton_level(sample, beta, mass=sample.shape[1] / classes)
     start = start.nan_to_num(high).clamp_(low, high)  # 1/C <= p_top <= 1
     log_tops, conjugates = [], []
     for block in blocks:
         part = d[block]
         room = scratch[: len(part)]
-        _, log_top, conjugate = _finish(part, _newton(part, beta, start[block], scratch=room), alpha, beta, room)
+        _, log_top, conjugate = _probs_and_conjugate_(
+            part, newton_level(part, beta, start[block], scratch=room), alpha, beta, room
+        )
         log_tops.append(log_top)
         conjugates.append(conjugate)
     return d, torch.cat(log_tops), torch.cat(conjugates)
 
 
-def _solve_long(scores: Tensor, alpha: float) -> list[Tensor]:
+def _solve_long_rows(scores: Tensor, alpha: float) -> list[Tensor]:
     parts, wide, maximum = candidates(scores, alpha - 1)
     log_top, conjugate = torch.zeros_like(maximum, dtype=torch.float64), torch.zeros_like(maximum)
     for found in parts:
-        _, tops, values = solve_few(found, alpha)
+        _, tops, values = solve_candidates(found, alpha)
         log_top[found.rows], conjugate[found.rows] = tops, values.to(scores.dtype)
     for block in row_blocks(len(wide), scores.shape[1], SCORES_PER_BLOCK):
         rows = wide[block]
-        _, log_top[rows], conjugate[rows] = solve_wide_(scores[rows].sub_(maximum[rows]), alpha)
+        _, log_top[rows], conjugate[rows] = solve_wide_rows_(scores[rows].sub_(maximum[rows]), alpha)
     return [maximum, log_top, conjugate]
 
 
-def _solve_exponential(scores: Tensor) -> list[Tensor]:
+def _solve_softmax(scores: Tensor) -> list[Tensor]:
     log_top = scores.softmax(1).amax(1, keepdim=True).log_()
     return [scores.amax(1, keepdim=True), log_top.double(), -log_top]
 
 
-def _solve_short(scores: Tensor, alpha: Order) -> list[Tensor]:
+def _solve_short_rows(scores: Tensor, alpha: NumberOrColumn) -> list[Tensor]:
     maximum = scores.amax(1, keepdim=True)
     d, beta = (scores - maximum).double(), alpha - 1
-    _, log_top, conjugate = _finish(d, _newton(d, beta), alpha, beta)
+    _, log_top, conjugate = _probs_and_conjugate_(d, newton_level(d, beta), alpha, beta)
     return [maximum, log_top, conjugate.to(scores.dtype)]
 
 
@@ -336,16 +342,16 @@ def solve(scores: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     rows, classes = scores.shape
     shared = float(alpha) if alpha.ndim == 0 else None
-    long = shared is not None and shared > 1 and classes > SMALL
+    long = shared is not None and shared > 1 and classes > SHORT_ROW
     parts: list[list[Tensor]] = []
-    for block in row_blocks(rows, classes, SWEEP if long else SCORES_PER_BLOCK):
+    for block in row_blocks(rows, classes, SCORES_PER_SWEEP if long else SCORES_PER_BLOCK):
         part = scores[block].contiguous()
         if shared == 1:
-            parts.append(_solve_exponential(part))
+            parts.append(_solve_softmax(part))
         elif long and shared is not None:
-            parts.append(_solve_long(part, shared))
+            parts.append(_solve_long_rows(part, shared))
         else:
-            parts.append(_solve_short(part, shared if shared is not None else alpha[block].double()))
+            parts.append(_solve_short_rows(part, shared if shared is not None else alpha[block].double()))
     if not parts:
         return scores.new_empty(0), scores.new_empty(0, dtype=torch.float64), scores.new_empty(0)
     maximum, log_top, conjugate = (torch.cat(column).squeeze(1) for column in zip(*parts, strict=True))
@@ -362,8 +368,8 @@ def apply(scores: Tensor, alpha: Tensor, maximum: Tensor, log_top: Tensor, scale
         else:
             d = torch.sub(scores[block], maximum[block, None], out=out[block])
             beta = shared - 1 if shared is not None else alpha[block].double() - 1
-            level = _level(log_top[block, None], beta).to(d.dtype)
-            probs = _powers(d, level, beta if isinstance(beta, float) else beta.to(d.dtype))
+            level = _level_from_log_top(log_top[block, None], beta).to(d.dtype)
+            probs = probabilities_(d, level, beta if isinstance(beta, float) else beta.to(d.dtype))
         probs.mul_(scale[block, None])
     return out
 

@@ -102,7 +102,7 @@ def _whole_rows(
     order = torch.tensor(alpha, dtype=torch.float64)
     result = BlockResult(picked.new_zeros(0))
     for found in parts:
-        probs, _, values = simplex.solve_few(found, alpha)
+        probs, _, values = simplex.solve_candidates(found, alpha)
         conjugate[found.rows] = values.to(scores.dtype)
         if wants_alpha:
             slopes[found.rows] = omega_slope(probs, order)
@@ -110,7 +110,7 @@ def _whole_rows(
             result.parts.append(support_entries(target[found.rows], probs, found, block))
     if len(wide):
         d = _differences(scores, maximum, wide)
-        table, _, conjugate[wide] = simplex.solve_wide_(d, alpha)
+        table, _, conjugate[wide] = simplex.solve_wide_rows_(d, alpha)
         if wants_alpha:
             slopes[wide] = omega_slope(table.double(), order)
         if target.coefficient is not None:
@@ -220,7 +220,7 @@ def _parts_of_rows(block: Block, picked: Tensor, alpha: float, wants_alpha: bool
         if len(wide):
             result.parts.append(_dense(target, table, wide))
     moment, inner = ranks.sum(columns(moment.squeeze(1), inner)).unbind(1)
-    v = (level if simplex._in_v(beta) else (level - 1) / beta).squeeze(1)
+    v = (level if simplex.level_is_v(beta) else (level - 1) / beta).squeeze(1)
     result.losses = (target.total * ((moment - 1) / alpha - v) - inner).to(scores.dtype)
     if wants_alpha and target.coefficient is not None:
         result.grad_setting = -(target.row_coefficient * slopes.squeeze(1)).sum()
@@ -247,12 +247,12 @@ def _shared_candidates(
     else:
         maximum = ranks.maximum(group_tops.amax(1, keepdim=True))
         check_finite(maximum)
-        own = simplex._newton(group_tops - maximum, beta, steps=6)
+        own = simplex.newton_level(group_tops - maximum, beta, steps=6)
     # a rank whose classes do not reach a sum of 1 even at the highest level, that of a single class, knows no more
-    highest = 0.0 if simplex._in_v(beta) else 1.0
+    highest = 0.0 if simplex.level_is_v(beta) else 1.0
     bound = -ranks.maximum(-own.nan_to_num(highest, highest, highest).clamp_(max=highest))
     # it is in working precision: widen it by more than its error
-    cut = -1 / beta - (bound + 1e-4) if simplex._in_v(beta) else -(bound * (1 + 1e-4)) / beta
+    cut = -1 / beta - (bound + 1e-4) if simplex.level_is_v(beta) else -(bound * (1 + 1e-4)) / beta
     if group_tops is None:
         parts, wide = native.collect(scores, block.num_classes, maximum, maximum, cut)
     else:
@@ -296,7 +296,7 @@ def _newton(
     ranks: Ranks,
     sums: Callable[[Tensor, Tensor, float], Tensor],
 ) -> Tensor:
-    """simplex._newton with sums over the ranks, in which `rest` counts `weight` times."""
+    """simplex.newton_level with sums over the ranks, in which `rest` counts `weight` times."""
     for _ in range(STEPS):
         own = level.new_zeros(len(level), 2)
         for rows, d in few:
@@ -304,17 +304,17 @@ def _newton(
         for rows, d in rest:
             own[rows] = weight * sums(d, level[rows], beta)
         total, slope = ranks.sum(own).split(1, 1)
-        gap = -simplex._ratio(-total.log(), beta)
-        step = total * gap / slope if simplex._in_v(beta) else beta * total * gap / slope
+        gap = -simplex.scaled_expm1(-total.log(), beta)
+        step = total * gap / slope if simplex.level_is_v(beta) else beta * total * gap / slope
         level = level - step
-        if not (step.abs() > tolerance * (level.abs() + 1 if simplex._in_v(beta) else level)).any():
+        if not (step.abs() > tolerance * (level.abs() + 1 if simplex.level_is_v(beta) else level)).any():
             break
     return level
 
 
 def _plain_sums(d: Tensor, level: Tensor, beta: float) -> Tensor:
     """F = sum p and A = sum p^(1 - beta) at a level (m, 1), (m, 2) in float64."""
-    return torch.cat(simplex._sums(d, level.to(d.dtype), beta, torch.empty_like(d)), 1).double()
+    return torch.cat(simplex.mass_and_slope(d, level.to(d.dtype), beta, torch.empty_like(d)), 1).double()
 
 
 def _native_sums(d: Tensor, level: Tensor, beta: float) -> Tensor:
@@ -327,7 +327,7 @@ def _native_sums(d: Tensor, level: Tensor, beta: float) -> Tensor:
 
 def _powers(d: Tensor, level: Tensor, beta: float) -> tuple[Tensor, Tensor]:
     """u and p = u^(1 / beta), which overwrites d."""
-    return simplex._bases(d, level, beta, torch.empty_like(d)), simplex._powers(d, level, beta)
+    return simplex.power_bases(d, level, beta, torch.empty_like(d)), simplex.probabilities_(d, level, beta)
 
 
 def _not_empty(found: simplex.Candidates, scores: Tensor) -> simplex.Candidates:
