@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from manymax.errors import ManymaxError
-from manymax.study.files import locked, read_json, remove_partial, whole, write_json
+from manymax.study.files import atomic_write, locked, read_json, remove_partial, write_json
 
 
 def test_a_file_that_fails_half_way_leaves_the_old_one(tmp_path: Path) -> None:
@@ -18,7 +18,7 @@ def test_a_file_that_fails_half_way_leaves_the_old_one(tmp_path: Path) -> None:
     write_json(path, {"old": 1})
 
     def fail() -> None:
-        with whole(path) as partial:
+        with atomic_write(path) as partial:
             partial.write_text("half", encoding="utf-8")
             raise RuntimeError("the disk is full")
 
@@ -65,7 +65,7 @@ def test_a_second_process_is_told_to_wait_and_a_killed_one_holds_nothing(tmp_pat
     with holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(ManymaxError, match="another process is at work in"), locked(tmp_path):
+        with pytest.raises(ManymaxError, match="another process is working in"), locked(tmp_path):
             pass
         holder.kill()
         holder.wait()

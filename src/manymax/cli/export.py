@@ -12,7 +12,7 @@ import typer
 from torch import Tensor
 
 from manymax.errors import ManymaxError, check_choice
-from manymax.study.files import whole
+from manymax.study.files import atomic_write
 from manymax.study.records import write_table
 from manymax.study.serve import Served
 
@@ -54,7 +54,7 @@ def _write(folder: Path, side: str, ids: Sequence[Any], vectors: Tensor, format:
         write_table(table, {side: ids, "vector": rows})
         return [table]
     plain, names = folder / f"{side}_vectors.npy", folder / f"{side}_ids.parquet"
-    with whole(plain) as partial, partial.open("wb") as file:
+    with atomic_write(plain) as partial, partial.open("wb") as file:
         np.save(file, array)
     write_table(names, {side: ids})
     return [plain, names]

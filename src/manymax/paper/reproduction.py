@@ -19,7 +19,7 @@ from manymax.paper.paper_columns import LARGE, as_in_the_paper, beside, far
 from manymax.paper.printed import PAPER_NAMES, matching, paper_name
 from manymax.paper.selection import METRIC, draws, nearest, question_1, question_2, rates, tuned
 from manymax.paper.verdicts import FINDINGS, decide, read_decided
-from manymax.study.files import whole, write_json
+from manymax.study.files import atomic_write, write_json
 from manymax.study.report import figures, pace, tables
 from manymax.study.report.drawing import Figure, draw
 from manymax.study.report.formats import Cell, ReportTable, escape, markdown
@@ -89,7 +89,7 @@ def write(root: Path, originals: Sequence[Path] = ()) -> list[Path]:
         written = [_save(figure, folder) for figure in drawings(collected)]
         for stale in set(folder.glob(f"{PREFIX}*.svg")) - set(written):
             stale.unlink()
-        with whole(root / PAGE) as partial:
+        with atomic_write(root / PAGE) as partial:
             partial.write_text(page(collected), encoding="utf-8")
     except OSError as error:
         raise ManymaxError(f"the page in {root / PAGE} cannot be written: {error.strerror or error}.") from None
@@ -101,7 +101,8 @@ def _save(figure: Figure, folder: Path) -> Path:
 
     path = folder / f"{PREFIX}{figure.name}.svg"
     drawn = draw(figure)
-    with matplotlib.rc_context({"svg.hashsalt": figure.name}), whole(path) as partial:  # equal records, equal files
+    # Equal records give equal files: without a fixed salt, matplotlib numbers the parts of an SVG at random.
+    with matplotlib.rc_context({"svg.hashsalt": figure.name}), atomic_write(path) as partial:
         drawn.savefig(partial, format="svg", metadata={"Date": None})
     return path
 

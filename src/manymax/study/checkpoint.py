@@ -15,7 +15,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from manymax.errors import ManymaxError
-from manymax.study.files import whole
+from manymax.study.files import atomic_write
 
 FORMAT = "manymax checkpoint 1"
 
@@ -53,7 +53,7 @@ def write_tensors(path: Path, tensors: Tensors, about: dict[str, Any]) -> None:
     """Write tensors and what is to be known about them as one file, whole."""
     own = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(about | {"crc32": _checksum(own)})
-    with whole(path) as partial:
+    with atomic_write(path) as partial:
         partial.write_bytes(save(own, metadata={"about": text}))  # one entry: the order of several is random
 
 

@@ -16,7 +16,7 @@ from manymax.errors import ArgumentError, ManymaxError
 from manymax.members import BASELINE, FAMILY
 from manymax.ops.tree import HuffmanTree
 from manymax.study.data.interactions import PADDING
-from manymax.study.files import whole, write_json
+from manymax.study.files import atomic_write, write_json
 from manymax.study.serve import Served
 from manymax.theory.approximations import approximations, tree_log_probs, variant_names
 from manymax.theory.bias_variance import divergences, drawn, estimate
@@ -262,7 +262,7 @@ def write(folder: Path, content: dict[str, Any], figures: dict[str, Figure]) -> 
             with matplotlib.rc_context({"svg.hashsalt": name}):  # the same scores give the same file
                 for suffix in IMAGES:
                     paths.append(folder / f"{name}.{suffix}")
-                    with whole(paths[-1]) as partial:
+                    with atomic_write(paths[-1]) as partial:
                         metadata = {"Date": None} if suffix == "svg" else None
                         figure.savefig(partial, format=suffix, dpi=120, metadata=metadata)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and folders that one process works in at a time."""
+"""Files that appear complete or not at all, and folders that one process works in at a time."""
 
 from __future__ import annotations
 
@@ -14,41 +14,49 @@ from manymax.errors import ManymaxError
 
 try:
     import fcntl
-except ImportError:  # no advisory locks there; one process at a time is then up to the user
+except ImportError:  # Windows has no advisory locks: there the caller must start one process at a time
     fcntl = None  # type: ignore[assignment]
 
-LOCK = ".lock"
+LOCK = ".lock"  # name of the file in a folder that `locked` locks; it is never deleted
 
 
-class Busy(ManymaxError):
-    """Another process is at work in a folder."""
+class FolderBusy(ManymaxError):
+    """Another process holds the lock of a folder."""
 
 
 @contextlib.contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` that takes its place when the block ends well, and vanishes when it does not.
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Write to a temporary path beside `path`, which replaces `path` when the block ends without an error.
 
-    The content is on the disk before the name is: after a crash at any moment there is the old file or the new one.
+    After a crash at any moment `path` holds either the old content or the new content, never a part of it. If the
+    block raises an error, the temporary file is deleted and `path` is left as it was.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
-    >>> with whole(folder / "a.txt") as partial:
+    >>> with atomic_write(folder / "a.txt") as partial:
     ...     _ = partial.write_text("all of it", encoding="utf-8")
     >>> [path.name for path in folder.iterdir()]
     ['a.txt']
     """
+    # The temporary file is in the same folder, because a rename is atomic within one file system only. Process id and
+    # random digits keep two writers of one file apart. The leading dot and the suffix let `remove_partial` find it.
     partial = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.partial")
     try:
         yield partial
+        # This order matters. Content first: a file system may otherwise write the new name before the bytes, and a
+        # power failure between the two leaves an empty file under `path`. The folder last: it holds the new name.
         _sync(partial)
         partial.replace(path)
         _sync(path.parent)
     finally:
+        # After the rename there is nothing to delete. A process killed by SIGKILL does not come here: its temporary
+        # file stays behind until the next run in the folder calls `remove_partial`.
         partial.unlink(missing_ok=True)
 
 
 def _sync(path: Path) -> None:
-    if path.is_dir() and os.name == "nt":  # a folder cannot be opened there
+    """Wait until the content of a file, or the list of names in a folder, is on the disk."""
+    if path.is_dir() and os.name == "nt":  # Windows cannot open a folder
         return
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
@@ -58,24 +66,27 @@ def _sync(path: Path) -> None:
 
 
 def is_partial(path: Path) -> bool:
-    """Whether it is a file that is being written, or what a process left of one when it was killed."""
+    """Whether `path` is a temporary file of `atomic_write`: one in use, or one that a killed process left behind."""
     return path.match(".*.partial")
 
 
 def remove_partial(folder: Path) -> None:
-    """Delete what a killed process left behind in `folder`; call it under the folder's lock."""
+    """Delete the temporary files that a killed process left in `folder`.
+
+    Call it while holding the folder's lock: without the lock it could delete a file that another process is writing.
+    """
     for path in folder.glob(".*.partial"):
         path.unlink(missing_ok=True)
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write `content` whole; what JSON does not know (nan, infinity) must have become None before."""
-    with whole(path) as partial:
+    """Write `content` as JSON, atomically; replace nan and infinity by None before, because JSON has neither."""
+    with atomic_write(path) as partial:
         partial.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file; an error that names it where it is none."""
+    """The content of a JSON file; a `ManymaxError` that names the file if it cannot be read or is not JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -84,7 +95,12 @@ def read_json(path: Path) -> Any:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold `folder`, made if it is not there, against other processes; the lock ends with the process in any case."""
+    """Hold the lock of `folder` while the block runs; the folder is created if it does not exist.
+
+    Raises:
+        FolderBusy: another process holds the lock. There is no waiting.
+        ManymaxError: the folder cannot be created or written to.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
@@ -95,7 +111,12 @@ def locked(folder: Path) -> Iterator[None]:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise Busy(f"another process is at work in {folder}: wait for it, or choose another folder.") from None
+                raise FolderBusy(
+                    f"another process is working in {folder}: wait for it to end, or choose another folder."
+                ) from None
         yield
     finally:
+        # Closing the descriptor releases the lock. The operating system does the same when the process is killed, so
+        # no stale lock can keep a run from being resumed. The file itself stays: if it were deleted, two processes
+        # could each hold a lock on a different file of this name.
         os.close(descriptor)

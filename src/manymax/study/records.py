@@ -29,7 +29,7 @@ from torch import Tensor, distributed
 from manymax.errors import ManymaxError
 from manymax.study.config import RunConfig
 from manymax.study.data.interactions import PARTS, Lists, Split
-from manymax.study.files import read_json, whole, write_json
+from manymax.study.files import atomic_write, read_json, write_json
 
 SETTINGS, RECORD, CHECKPOINT, MODEL = "settings.json", "record.json", "checkpoint.safetensors", "model.safetensors"
 EPOCHS, ITEMS = "epochs.parquet", "items.parquet"
@@ -137,7 +137,7 @@ def kept_file(folder: Path, name: str) -> Path:
 
 def write_table(path: Path, columns: Mapping[str, Any]) -> None:
     """Write columns as one Parquet file, whole."""
-    with whole(path) as partial:
+    with atomic_write(path) as partial:
         pq.write_table(pa.table(dict(columns)), partial, compression="zstd")
 
 

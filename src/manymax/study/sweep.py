@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from manymax.errors import ArgumentError, ManymaxError, unknown_name
 from manymax.study.config import RunConfig
 from manymax.study.data.load import PLANTED
-from manymax.study.files import Busy, locked, write_json
+from manymax.study.files import FolderBusy, locked, write_json
 from manymax.study.probe import probe
 from manymax.study.records import PROBE, RECORD, STUDY, Record, new_record, read_record, write_record
 from manymax.study.run import CHECKPOINT_SECONDS, check_files, run
@@ -365,7 +365,7 @@ def work(config: RunConfig, folder: Path, checkpoint_seconds: float) -> None:
             _fail(config, folder, error, str(error))
         except Exception as error:
             _fail(config, folder, error, f"{type(error).__name__}: {error}")
-    except Busy:
+    except FolderBusy:
         sys.exit(BUSY)
     except (OSError, ManymaxError):  # the folder cannot be locked, or a failure not be recorded
         sys.exit(NO_ROOM)
@@ -379,7 +379,7 @@ def _forget(folder: Path) -> None:
 
 
 def _fail(config: RunConfig, folder: Path, error: Exception, reason: str) -> None:
-    if isinstance(error, Busy):
+    if isinstance(error, FolderBusy):
         raise error
     if _no_room(error, folder):
         sys.exit(NO_ROOM)

@@ -18,7 +18,7 @@ from manymax.study.data.interactions import PARTS, Interactions, Split
 from manymax.study.data.load import load
 from manymax.study.data.planted import PlantedLaw
 from manymax.study.data.split import split_interactions
-from manymax.study.files import whole, write_json
+from manymax.study.files import atomic_write, write_json
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def save(prepared: Prepared, folder: Path) -> Path:
     path = folder / f"{kept.name}.parquet"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with whole(path) as partial:
+        with atomic_write(path) as partial:
             parquet.write_table(pa.table({**columns, "split": split}), partial, compression="zstd")
         write_json(folder / f"{kept.name}{SUFFIX}", prepared.card)
     except OSError as error:

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from manymax.errors import ArgumentError, ManymaxError
-from manymax.study.files import read_json, whole, write_json
+from manymax.study.files import atomic_write, read_json, write_json
 from manymax.study.records import EPOCHS, PROBE, RECORD, Record
 from manymax.study.run_options import with_source
 
@@ -78,10 +78,10 @@ def _copy(place: Path, record: Record, target: Path) -> Path:
     target.mkdir(parents=True, exist_ok=True)
     (target / RECORD).unlink(missing_ok=True)
     if (place / EPOCHS).is_file():
-        with whole(target / EPOCHS) as partial:
+        with atomic_write(target / EPOCHS) as partial:
             shutil.copyfile(place / EPOCHS, partial)
     if (place / PROBE).is_file() and (probe := read_json(place / PROBE)):
-        with whole(target / PROBE) as partial:
+        with atomic_write(target / PROBE) as partial:
             partial.write_text(json.dumps(_rounded(probe)) + "\n", encoding="utf-8")
     write_json(target / RECORD, record.model_dump(mode="json"))
     return target

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from manymax.errors import ManymaxError, check_choice
 from manymax.members import BASELINE, FAMILY
-from manymax.study.files import whole
+from manymax.study.files import atomic_write
 from manymax.study.report import figures, pace, tables
 from manymax.study.report.drawing import Figure, draw, interactive
 from manymax.study.report.formats import FORMATS, ReportTable
@@ -75,7 +75,7 @@ def _write_all(out: Path, study: Study, sections: Sequence[Section], images: boo
 
 def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with whole(path) as partial:
+    with atomic_write(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
@@ -87,7 +87,7 @@ def _save_images(figure: Figure, folder: Path) -> None:
     with matplotlib.rc_context({"svg.hashsalt": figure.name}):  # the same records give the same file
         for suffix in IMAGES:
             metadata = {"Date": None} if suffix == "svg" else None
-            with whole(folder / f"{figure.name}.{suffix}") as partial:
+            with atomic_write(folder / f"{figure.name}.{suffix}") as partial:
                 drawn.savefig(partial, format=suffix, dpi=120, metadata=metadata)
 
 
