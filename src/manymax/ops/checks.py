@@ -1,4 +1,4 @@
-"""Which tensors can be looked at, and in which dtype the arithmetic runs."""
+"""Whether a tensor's values may be read, checks of scores, and the dtype in which the arithmetic runs."""
 
 from __future__ import annotations
 
@@ -7,27 +7,70 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from manymax.errors import ArgumentError, ArgumentTypeError
 
+# PyTorch has no public question for "is this a fake tensor?" nor for "is this tensor wrapped by vmap, grad or another
+# `torch.func` transform?". The private names below exist in torch 2.6 to 2.13; should a later version move them, the
+# library still imports and answers by other signs.
+try:
+    from torch._subclasses.fake_tensor import FakeTensor
+except ImportError:
+
+    def _is_fake(tensor: Tensor) -> bool:
+        """Whether `tensor` is a fake tensor, judged by the name of its class: lost if the class is renamed too."""
+        return any(base.__name__ == "FakeTensor" for base in type(tensor).__mro__)
+
+else:
+
+    def _is_fake(tensor: Tensor) -> bool:
+        """Whether `tensor` is a fake tensor: a shape and a dtype without values."""
+        return isinstance(tensor, FakeTensor)
+
+
+try:
+    from torch._C._functorch import is_functorch_wrapped_tensor as _is_transformed
+except ImportError:
+
+    def _is_transformed(tensor: Tensor) -> bool:
+        """Whether `tensor` is wrapped by a `torch.func` transform, judged by its missing memory address.
+
+        Two things are lost against the private question: tensors inside `torch.func.functionalize`, which have an
+        address, count as plain ones, and wrapper subclasses (DTensor), which have none, as transformed.
+        """
+        if _is_fake(tensor):  # asking these for their address warns, and may fail
+            return False
+        try:
+            tensor.data_ptr()
+        except RuntimeError:
+            return True
+        return False
+
 
 def visible(*tensors: Tensor) -> bool:
-    """Whether values may be checked: eager use on the CPU.
+    """Whether the values of all `tensors` may be read in Python: True in eager use on the CPU.
 
-    Under `torch.compile`, the `torch.func` transforms and in fake tensors there are no values to look at, and on a
-    GPU looking would make the host wait.
+    Under `torch.compile`, inside the `torch.func` transforms and in fake tensors there are no values to read, and on a
+    GPU reading one would make the host wait. Callers then leave out checks and shortcuts that depend on values.
+
+    Example:
+        >>> visible(torch.zeros(2)), visible(torch.zeros(2, device="meta"))
+        (True, False)
     """
+    # first, and with nothing before it: torch.compile turns the question into the constant True and never traces the
+    # private functions below
     if torch.compiler.is_compiling():
         return False
-    hidden = (is_functorch_wrapped_tensor(t) or isinstance(t, FakeTensor) for t in tensors)
+    hidden = (_is_fake(t) or _is_transformed(t) for t in tensors)
     return all(t.device.type == "cpu" for t in tensors) and not any(hidden)
 
 
 def learned(tensor: Tensor) -> bool:
-    """Whether a gradient in `tensor` may be asked for; under `torch.func` that does not show."""
-    return tensor.requires_grad or (not torch.compiler.is_compiling() and is_functorch_wrapped_tensor(tensor))
+    """Whether a gradient with respect to `tensor` may be asked for.
+
+    Under the `torch.func` transforms `requires_grad` does not show it, so that a wrapped tensor counts as learned.
+    """
+    return tensor.requires_grad or (not torch.compiler.is_compiling() and _is_transformed(tensor))
 
 
 def check_scores(scores: Tensor, argument: str = "scores") -> None:
@@ -43,7 +86,11 @@ def check_scores(scores: Tensor, argument: str = "scores") -> None:
 
 
 def check_finite(maximum: Tensor) -> None:
-    """Raise if a row maximum shows nan or +inf in the scores, or a row without any live class."""
+    """Raise if `maximum`, the maxima of rows of scores, shows nan, +inf or a row in which every class is masked.
+
+    The maxima are enough, and are at hand in every kernel: `amax` keeps nan, a +inf is the maximum of its row, and
+    only a row of nothing but -inf has the maximum -inf.
+    """
     if not visible(maximum) or maximum.isfinite().all():
         return
     if maximum.isnan().any():
@@ -54,10 +101,10 @@ def check_finite(maximum: Tensor) -> None:
 
 
 def working(scores: Tensor) -> tuple[Tensor, torch.dtype]:
-    """The scores in the dtype of the arithmetic (float32 at least), and the dtype of the result.
+    """The scores in the dtype of the arithmetic, which is float32 at least, and the dtype of the result.
 
-    Half precision comes back as it came, except under autocast, which returns float32 as it does
-    for `torch.nn.functional.cross_entropy`.
+    Half precision is computed in float32: sums over thousands of classes would lose all digits. The result has the
+    dtype of the scores, except under autocast, which asks for float32 as `torch.nn.functional.cross_entropy` does.
     """
     if scores.dtype not in (torch.float16, torch.bfloat16):
         return scores, scores.dtype
@@ -66,6 +113,9 @@ def working(scores: Tensor) -> tuple[Tensor, torch.dtype]:
 
 
 def full_precision(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Autocast would run products in half precision; in here it is off, where the device has it."""
+    """Context in which autocast is off, so that products keep the precision of their operands.
+
+    On a device that knows no autocast, where switching it off would be an error, the context does nothing.
+    """
     device = tensor.device.type
     return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
