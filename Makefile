@@ -1,29 +1,45 @@
-# make study   set up .venv, then run the main job
-# make test    set up .venv, then run every test that needs no outside data
-# make check   lint, format, types, tests, doctests
-# make docs    write the generated parts of README.md and docs/
+# make study        set up .venv, then run the main job on built-in data and write its page
+# make test         set up .venv, then run the tests that every change must pass; minutes
+# make test-all     the same and the slow ones: everything that needs no extra package
+# make test-extras  what needs a browser, other packages or a fresh environment, and the long fault tests
+# make check        lint, format, types, then `make test`
+# make mutants      plant faults one by one and report which tests catch them
+# make docs         write the generated parts of README.md and docs/
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+EXTRAS := $(VENV)/.extras
 UNFINISHED := $(VENV)/.unfinished
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: study test check docs
+# One thread for each of the two workers: the two levels of parallelism would only fight for the cores.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+.PHONY: study test test-all test-extras lint check mutants docs
 
 study: $(READY)
 	$(BIN)/manymax study
 
-# One thread for each of the workers: the two levels of parallelism would only fight.
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not realdata"
+	$(PYTEST) -m "not slow and not extras and not realdata"
 
-check: $(READY)
+test-all: test
+	$(PYTEST) -m "slow and not extras and not realdata"
+
+test-extras: $(EXTRAS)
+	$(PYTEST) -m "extras and not realdata"
+
+lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(MAKE) test
+
+check: lint test
+
+mutants: $(READY)
+	$(BIN)/python tests/mutants/plant.py
 
 docs: $(READY)
 	$(BIN)/manymax docs
@@ -38,3 +54,8 @@ $(READY): pyproject.toml constraints.txt
 	$(INSTALL) torch
 	$(INSTALL) -e '.[study,dev]'
 	rm $(UNFINISHED) && touch $@
+
+# Packages that only the extras tier needs. Where one of them cannot be installed its tests are skipped, and say so.
+$(EXTRAS): $(READY)
+	$(INSTALL) -e '.[track]' || echo "some packages of the extras could not be installed: their tests will be skipped"
+	touch $@

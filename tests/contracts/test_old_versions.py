@@ -154,7 +154,7 @@ def test_an_interrupted_run_goes_on_from_its_checkpoint(name: str, tmp_path: Pat
     run, whole = tmp_path / "run", OLD / "interrupted" / "expected" / name
     shutil.copytree(OLD / "interrupted" / name, run)
     with safe_open(run / "checkpoint.safetensors", framework="pt") as file:
-        trained = json.loads(file.metadata()["about"])["state"]["rows"]
+        trained = json.loads(file.metadata()["about"])["standing"]["rows"]
     command("train", "--config", OLD / "interrupted" / f"{name}.toml", "--out", run)
     record, expected = read(run / "record.json"), read(whole / "record.json")
     for key in ("status", "epochs", "best_epoch"):
