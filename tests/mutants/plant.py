@@ -7,8 +7,8 @@
 A fault is a small change of one place: `old` becomes `new` in `file`. For each one, the tests that execute the changed
 lines are run in a copy of the checkout: first those of `make test`, then, if all of them pass, the slow ones of `make
 test-all`. A fault is caught if a test fails. Which tests execute which lines is measured once, by running all of them
-under coverage.py, and kept in `.mutants/` until a file with a planted fault changes. Lines that run in another process or
-in compiled code are invisible to that measurement: their faults name files of tests that are added to the list.
+under coverage.py, and kept in `.mutants/` until a file with a planted fault changes. Lines that run in another process
+or in compiled code are invisible to that measurement: their faults name files of tests that are added to the list.
 
 The exit code is 0 if every fault is caught by `make test-all` and at least 11 of 12 by `make test` alone.
 """
@@ -130,7 +130,11 @@ def content_hash(files: Iterable[str]) -> str:
 
 
 def measure_coverage(faults: Sequence[Fault]) -> dict[str, Any]:
-    """{"lines": {file: {line: tests}}, "seconds": {test: seconds}, "tiers": {tier: tests}}; measured if it is not kept."""
+    """Which tests execute which lines, how long each takes and in which tier it is; measured where it is not kept.
+
+    Returns:
+        {"lines": {file: {line: tests}}, "seconds": {test: seconds}, "tiers": {tier: tests}}
+    """
     files = sorted({fault.file for fault in faults})
     path, key = WORK / "coverage.json", content_hash(files)
     if path.exists():
@@ -148,10 +152,9 @@ def measure_coverage(faults: Sequence[Fault]) -> dict[str, Any]:
         folder = copy_checkout(Path(place).resolve())
         for tier, marks in TIERS.items():
             data = folder / ".coverage"
-            result = pytest(
-                folder, "-m", marks, "-n", "2", "--dist", "worksteal", "--cov=manymax", "--cov-context=test",
-                "--cov-report=", "--durations=0", "--durations-min=0", "-o", "addopts=--import-mode=importlib --doctest-modules",
-            )  # fmt: skip
+            options = ["-n", "2", "--dist", "worksteal", "--durations=0", "--durations-min=0"]
+            options += ["--cov=manymax", "--cov-context=test", "--cov-report="]
+            result = pytest(folder, "-m", marks, *options)
             if result.returncode:
                 raise SystemExit(f"the tests must pass before a fault is planted:\n{result.stdout[-3000:]}")
             seconds |= dict(read_durations(result.stdout))
