@@ -1,4 +1,4 @@
-"""The advisor: what comes out first and why, predicted deviations against draws, and wrong situations."""
+"""The advisor: which member comes first and why, predicted deviations against drawn ones, and wrong arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from manymax.errors import ArgumentError, ArgumentTypeError
 from manymax.members import FAMILY
 from manymax.theory.cost import Machine, Shape, predict_seconds
 
-# Orders of magnitude of a processor.
+# Seconds per unit of work, in the orders of magnitude of a desktop processor.
 MACHINE = Machine(
     flops=1e-11,
     streamed=5e-10,
@@ -30,53 +30,55 @@ MACHINE = Machine(
     sorted=2e-8,
     calls=1e-6,
 )
-ESTIMATES = ("sampled_softmax", "nce")
+SAMPLED = ("sampled_softmax", "nce")
 
 
 def gaussian(rows: int, classes: int, spread: float) -> Tensor:
+    """Gaussian scores (rows, classes), the same at every call."""
     return spread * torch.randn(rows, classes, generator=torch.Generator().manual_seed(1))
 
 
-def small(**situation: Any) -> Advice:
-    """Advice on one row of 1000 classes."""
+def advise_small(**situation: Any) -> Advice:
+    """Advice for 1000 classes from one row of scores; `situation` replaces arguments of `advise`."""
     given: dict[str, Any] = {"machine": MACHINE, "scores": gaussian(1, 1000, 1.5)}
     return advise(1000, **(given | situation))
 
 
-def of(advice: Advice, member: str, proposal: str | None = None) -> Choice:
+def choice_of(advice: Advice, member: str, proposal: str | None = None) -> Choice:
+    """The one choice of a member, ranked or rejected."""
     found = [c for c in (*advice.ranked, *advice.rejected) if c.member == member and proposal in (None, c.proposal)]
     assert len(found) == 1
     return found[0]
 
 
 def test_for_moderate_c_softmax_comes_first() -> None:
-    advice = small()
+    advice = advise_small()
     first = advice.ranked[0]
     assert (first.member, first.deviation, first.gives_up) == ("softmax", 0.0, ())
     assert first.why == "the softmax loss itself"
-    for name in ESTIMATES:  # in the time of softmax no number of draws is close enough
-        assert of(advice, name).deviation > advice.situation.target
-        assert of(advice, name).needed_negatives > of(advice, name).settings["num_negatives"]
+    for name in SAMPLED:  # draws that take no longer than softmax do not reach the target
+        assert choice_of(advice, name).deviation > advice.situation.target
+        assert choice_of(advice, name).needed_negatives > choice_of(advice, name).settings["num_negatives"]
 
 
 def test_for_huge_c_a_sampled_member_that_reaches_the_target_comes_first() -> None:
     advice = advise(100_000, machine=MACHINE, scores=gaussian(2, 100_000, 0.7))
-    assert advice.ranked[0].member in ESTIMATES
-    for name in ESTIMATES:
-        choice = of(advice, name)
+    assert advice.ranked[0].member in SAMPLED
+    for name in SAMPLED:
+        choice = choice_of(advice, name)
         assert choice.settings["num_negatives"] == choice.needed_negatives < 1000
         assert choice.deviation <= 0.1
-        assert choice.step_seconds < of(advice, "softmax").step_seconds
+        assert choice.step_seconds < choice_of(advice, "softmax").step_seconds
 
 
 def test_under_a_time_limit_the_smallest_deviation_comes_first() -> None:
     shape = Shape(batch=1024, num_classes=1000, dim=64, num_negatives=5)
     limit = 1.1 * predict_seconds("nce", shape, MACHINE)
-    advice = small(max_step_seconds=limit)
+    advice = advise_small(max_step_seconds=limit)
     deviations = [c.deviation for c in advice.ranked if c.deviation is not None]
     assert deviations == sorted(deviations)
-    assert {c.member for c in advice.ranked[:2]} == set(ESTIMATES)
-    rejected = of(advice, "softmax").rejected
+    assert {c.member for c in advice.ranked[:2]} == set(SAMPLED)
+    rejected = choice_of(advice, "softmax").rejected
     assert rejected is not None
     assert rejected.endswith(f"the limit is {limit:.3g} s")
 
@@ -84,16 +86,16 @@ def test_under_a_time_limit_the_smallest_deviation_comes_first() -> None:
 def test_k_is_the_largest_that_fits() -> None:
     shape = Shape(batch=1024, num_classes=1000, dim=64, num_negatives=7)
     limit = predict_seconds("sampled_softmax", shape, MACHINE)
-    assert of(small(max_step_seconds=1.0001 * limit), "sampled_softmax").settings["num_negatives"] == 7
-    assert of(small(max_step_seconds=0.9999 * limit), "sampled_softmax").settings["num_negatives"] == 6
-    memory = of(small(num_negatives=7), "sampled_softmax").memory
-    assert of(small(max_memory=memory), "sampled_softmax").settings["num_negatives"] == 7
-    assert of(small(max_memory=0.9999 * memory), "sampled_softmax").settings["num_negatives"] == 6
+    assert choice_of(advise_small(max_step_seconds=1.0001 * limit), "sampled_softmax").settings["num_negatives"] == 7
+    assert choice_of(advise_small(max_step_seconds=0.9999 * limit), "sampled_softmax").settings["num_negatives"] == 6
+    memory = choice_of(advise_small(num_negatives=7), "sampled_softmax").memory
+    assert choice_of(advise_small(max_memory=memory), "sampled_softmax").settings["num_negatives"] == 7
+    assert choice_of(advise_small(max_memory=0.9999 * memory), "sampled_softmax").settings["num_negatives"] == 6
 
 
 def test_a_limit_per_epoch_is_one_per_step() -> None:
-    by_epoch = small(examples=10_000, max_epoch_seconds=0.2, batch=1000)
-    by_step = small(examples=10_000, max_step_seconds=0.02, batch=1000)
+    by_epoch = advise_small(examples=10_000, max_epoch_seconds=0.2, batch=1000)
+    by_step = advise_small(examples=10_000, max_step_seconds=0.02, batch=1000)
     assert (by_epoch.ranked, by_epoch.rejected) == (by_step.ranked, by_step.rejected)
     for choice in by_step.ranked:
         assert choice.epoch_seconds == pytest.approx(10 * choice.step_seconds)
@@ -102,24 +104,24 @@ def test_a_limit_per_epoch_is_one_per_step() -> None:
 def test_a_better_proposal_needs_fewer_draws() -> None:
     popular = gaussian(1, 1000, 1.5)
     scores = popular + 0.3 * torch.randn(1, 1000, generator=torch.Generator().manual_seed(3))
-    advice = small(scores=scores, log_q=popular[0], num_negatives=50, target=0.02)
-    for name in ESTIMATES:
-        uniform, given = of(advice, name, "uniform"), of(advice, name, "given")
+    advice = advise_small(scores=scores, log_q=popular[0], num_negatives=50, target=0.02)
+    for name in SAMPLED:
+        uniform, given = choice_of(advice, name, "uniform"), choice_of(advice, name, "given")
         assert given.deviation < uniform.deviation
         assert given.needed_negatives < uniform.needed_negatives
         assert advice.ranked.index(given) < advice.ranked.index(uniform)
 
 
 def test_a_smaller_target_needs_more_draws_and_a_larger_k_deviates_less() -> None:
-    needed = [of(small(target=target), "nce").needed_negatives for target in (1.0, 0.5, 0.2)]
+    needed = [choice_of(advise_small(target=target), "nce").needed_negatives for target in (1.0, 0.5, 0.2)]
     assert needed == sorted(set(needed))
-    deviations = [of(small(num_negatives=k), "nce").deviation for k in (1, 10, 100)]
+    deviations = [choice_of(advise_small(num_negatives=k), "nce").deviation for k in (1, 10, 100)]
     assert deviations == sorted(set(deviations), reverse=True)
 
 
 @pytest.mark.parametrize("limit", [None, 2e6])
-def test_every_member_has_its_place(limit: float | None) -> None:
-    advice = small(max_memory=limit)
+def test_every_member_is_ranked_or_rejected_and_the_ranking_is_sorted(limit: float | None) -> None:
+    advice = advise_small(max_memory=limit)
     assert sorted(c.member for c in (*advice.ranked, *advice.rejected)) == sorted(FAMILY)
     assert advice.ranked
     assert bool(advice.rejected) == (limit is not None)
@@ -131,14 +133,14 @@ def test_every_member_has_its_place(limit: float | None) -> None:
     assert all(c.rejected is None for c in advice.ranked)
 
 
-@pytest.mark.parametrize("name", ESTIMATES)
+@pytest.mark.parametrize("name", SAMPLED)
 def test_predicted_deviations_match_draws(name: str) -> None:
-    """E[(loss - softmax loss - offset)^2] over labels and negatives, with its standard error."""
+    """The prediction is within 4 standard errors of the drawn mean of (loss - softmax loss - offset)^2."""
     classes, k, draws = 20, 8, 200_000
     scores, log_q = gaussian(1, classes, 1.0), gaussian(1, classes, 0.5)[0].log_softmax(0)
     log_probs = scores[0].double().log_softmax(0)
     advice = advise(classes, machine=MACHINE, scores=scores, log_q=log_q, num_negatives=k)
-    predicted = of(advice, name, "given").deviation
+    predicted = choice_of(advice, name, "given").deviation
     generator = torch.Generator().manual_seed(2)
     labels = torch.multinomial(log_probs.exp(), draws, replacement=True, generator=generator)
     ids = torch.multinomial(log_q.exp(), draws * k, replacement=True, generator=generator).view(draws, k)
@@ -156,40 +158,47 @@ def test_predicted_deviations_match_draws(name: str) -> None:
 
 def test_deviations_of_members_that_draw_nothing() -> None:
     scores = gaussian(2, 1000, 1.5).double()
-    advice, probs = small(scores=scores), scores.softmax(1)
-    own = 1000 * probs  # RG's minimiser
-    here, there = ((manymax.rg_log_partition(s) - s.logsumexp(1)).square().mean() for s in (scores, own))
-    assert here < 0.1 < there  # Gaussian scores flatter it, and it does not stay there
-    assert of(advice, "rg").deviation == pytest.approx(float(there))
+    advice, probs = advise_small(scores=scores), scores.softmax(1)
+    minimiser = 1000 * probs  # of the RG loss
+    on_sample, at_minimiser = (
+        (manymax.rg_log_partition(s) - s.logsumexp(1)).square().mean() for s in (scores, minimiser)
+    )
+    assert on_sample < 0.1 < at_minimiser  # Gaussian scores flatter RG, and training would not stay at them
+    assert choice_of(advice, "rg").deviation == pytest.approx(float(at_minimiser))
     sparse = max((FAMILY["sparsemax"].conjugate(s) - s.logsumexp(1)).square().mean() for s in (scores, probs))
-    assert of(advice, "sparsemax").deviation == pytest.approx(float(sparse))
+    assert choice_of(advice, "sparsemax").deviation == pytest.approx(float(sparse))
     labels = torch.tensor([0, 1])
-    rankmax = advisor._Case(advice.situation, MACHINE, advisor._Sample(scores, labels, {}))._off(FAMILY["rankmax"])
+    ranking = advisor.Ranking(advice.situation, MACHINE, advisor.ScoreSample(scores, labels, {}))
+    rankmax = ranking.squared_distance(FAMILY["rankmax"])
     losses = [f(scores, labels, reduction="none") for f in (manymax.rankmax_loss, manymax.softmax_loss)]
     assert rankmax == pytest.approx(float((losses[0] - losses[1]).square().mean()))
-    assert of(advice, "hierarchical_softmax").deviation is None
+    assert choice_of(advice, "hierarchical_softmax").deviation is None
 
 
 def test_labels_are_drawn_from_softmax() -> None:
     probs = torch.tensor([0.6, 0.3, 0.1])
     rows = 30_000
-    situation = replace(small().situation, num_classes=3)
-    sample, _ = advisor._sample(situation, probs.log().expand(rows, 3), 1.0, None)
+    situation = replace(advise_small().situation, num_classes=3)
+    sample, _ = advisor.read_sample(situation, probs.log().expand(rows, 3), 1.0, None)
     found = torch.bincount(sample.labels, minlength=3) / rows
     error = (probs * (1 - probs) / rows).sqrt()
     assert ((found - probs).abs() < 4 * error).all()
 
 
-def test_a_thin_support_is_seen_in_the_scores() -> None:
-    times = [of(small(scores=gaussian(2, 1000, spread)), "sparsemax").step_seconds for spread in (0.0001, 20.0)]
+def test_the_cost_of_a_sparse_map_follows_the_support_of_the_scores() -> None:
+    times = [
+        choice_of(advise_small(scores=gaussian(2, 1000, spread)), "sparsemax").step_seconds for spread in (0.0001, 20.0)
+    ]
     shapes = [Shape(1024, 1000, 64, support=support) for support in (1000.0, 1.0)]
     assert times[0] == predict_seconds("sparsemax", shapes[0], MACHINE)
     assert times[1] == pytest.approx(predict_seconds("sparsemax", shapes[1], MACHINE), rel=0.1)
 
 
 def test_the_metric_decides_what_counts() -> None:
-    assert not any("multilabel" in c.settings for c in small().ranked)
-    forms = {m: small(metric=m, positives=3.0).ranked[0].settings["multilabel"] for m in advisor.MULTILABEL_BY_METRIC}
+    assert not any("multilabel" in c.settings for c in advise_small().ranked)
+    forms = {
+        m: advise_small(metric=m, positives=3.0).ranked[0].settings["multilabel"] for m in advisor.MULTILABEL_BY_METRIC
+    }
     assert forms == {
         "precision": "sum",
         "dcg": "sum",
@@ -197,61 +206,61 @@ def test_the_metric_decides_what_counts() -> None:
         "ndcg": "sum",
         "probabilities": "sum",
     }
-    assert any("NDCG" in text for text in small(positives=3.0).assumptions)
-    assert not any("NDCG" in text for text in small().assumptions)
+    assert any("NDCG" in text for text in advise_small(positives=3.0).assumptions)
+    assert not any("NDCG" in text for text in advise_small().assumptions)
     inconsistent = {name for name, member in FAMILY.items() if not member.facts.calibrated.value}
     assert {"rankmax", "taylor_softmax"} <= inconsistent
-    assert {c.member for c in small(metric="dcg").ranked if not c.consistent} == inconsistent
-    wanted = {c.member for c in small(metric="probabilities").ranked if not c.consistent}
-    assert wanted == inconsistent | {"rg"}  # whose probabilities are negative for the lowest scores
+    assert {c.member for c in advise_small(metric="dcg").ranked if not c.consistent} == inconsistent
+    wanted = {c.member for c in advise_small(metric="probabilities").ranked if not c.consistent}
+    assert wanted == inconsistent | {"rg"}  # RG gives negative probabilities to the lowest scores
 
 
-def test_what_is_given_up_is_told() -> None:
-    advice = small(shared=True)
-    words = {c.member: {text.partition(":")[0] for text in c.gives_up} for c in advice.ranked}
-    assert words["softmax"] == words["hierarchical_softmax"] == set()
-    assert words["sparsemax"] == words["entmax"] == {"order", "conditioning"}
-    assert words["rg"] == {"calibrated probabilities"}
-    assert words["sampled_softmax"] == {"independent noise"}
-    assert words["nce"] == {"independent noise", "conditioning"}
-    assert {"consistency", "convexity"} <= words["rankmax"] & words["taylor_softmax"]
+def test_properties_that_a_choice_gives_up_are_named() -> None:
+    advice = advise_small(shared=True)
+    given_up = {c.member: {text.partition(":")[0] for text in c.gives_up} for c in advice.ranked}
+    assert given_up["softmax"] == given_up["hierarchical_softmax"] == set()
+    assert given_up["sparsemax"] == given_up["entmax"] == {"order preservation", "conditioning"}
+    assert given_up["rg"] == {"calibrated probabilities"}
+    assert given_up["sampled_softmax"] == {"independent noise"}
+    assert given_up["nce"] == {"independent noise", "conditioning"}
+    assert {"consistency", "convexity"} <= given_up["rankmax"] & given_up["taylor_softmax"]
 
 
 def test_an_impossible_memory_limit_leaves_an_empty_list_with_reasons() -> None:
-    advice = small(max_memory=1000)
+    advice = advise_small(max_memory=1000)
     assert advice.ranked == ()
     assert len(advice.rejected) == len(FAMILY)
     assert all("GB of memory; the limit is 1e-06 GB" in str(c.rejected) for c in advice.rejected)
 
 
-def test_scores_are_made_up_where_none_are_given() -> None:
+def test_scores_are_assumed_where_none_are_given() -> None:
     advice = advise(50, machine=MACHINE, spread=0.5)
     assert "standard deviation of 0.5" in advice.assumptions[0]
-    assert small().assumptions == ()
+    assert advise_small().assumptions == ()
     sample = advisor.assumed_scores(2000, 1.2, torch.Generator().manual_seed(0))
     assert float(sample.std()) == pytest.approx(1.2, rel=0.05)
     assert float(((sample / 1.2) ** 3).mean()) == pytest.approx(2 * 0.4**1.5, rel=0.2)
-    assert advisor.assumed_scores(advisor.SAMPLE, 1.0).shape == (1, advisor.SAMPLE)
+    assert advisor.assumed_scores(advisor.SAMPLE_SIZE, 1.0).shape == (1, advisor.SAMPLE_SIZE)
 
 
 def test_a_machine_is_measured_where_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    measured_dims = []
 
     def measured(dim: int) -> Machine:
-        asked.append(dim)
+        measured_dims.append(dim)
         return MACHINE
 
     monkeypatch.setattr(advisor, "measure_machine", measured)
-    assert small(machine=None, dim=16).machine == MACHINE
-    assert asked == [16]
+    assert advise_small(machine=None, dim=16).machine == MACHINE
+    assert measured_dims == [16]
 
 
-def test_the_largest_scores_have_numbers() -> None:
-    advice = small(scores=1e6 * gaussian(2, 1000, 1.0).sign())
+def test_the_largest_allowed_scores_give_finite_predictions() -> None:
+    advice = advise_small(scores=1e6 * gaussian(2, 1000, 1.0).sign())
     json.dumps(advice.as_dict(), allow_nan=False)
 
 
-def test_one_class_has_an_answer() -> None:
+def test_a_single_class_gets_advice() -> None:
     advice = advise(1, machine=MACHINE, scores=torch.zeros(2, 1))
     assert len(advice.ranked) == len(FAMILY)
 
@@ -279,7 +288,7 @@ def test_the_same_question_has_the_same_answer() -> None:
         ({"scores": None, "spread": -1.0}, "`spread` must be a finite number of at least 0; got -1"),
         ({"scores": torch.zeros(4, 999)}, r"`scores` must have shape \(rows, 1000\); got \(4, 999\)"),
         ({"scores": torch.zeros(0, 1000)}, r"`scores` must have shape \(rows, 1000\); got \(0, 1000\)"),
-        ({"scores": torch.full((2, 1000), math.nan)}, "`scores` must be numbers of at most 1e.06, without nan"),
+        ({"scores": torch.full((2, 1000), math.nan)}, "`scores` must be numbers between -1e.06 and 1e.06, without nan"),
         ({"log_q": torch.zeros(4, 1000)}, r"`log_q` must have shape \(1000\); got \(4, 1000\)"),
     ],
 )
@@ -292,4 +301,4 @@ def test_wrong_situations_are_refused(wrong: dict[str, Any], message: str) -> No
 @pytest.mark.parametrize("scores", [[[0.0] * 1000], torch.zeros(2, 1000, dtype=torch.long)])
 def test_scores_of_another_type_are_refused(scores: Any) -> None:
     with pytest.raises(ArgumentTypeError, match="`scores` must be a float tensor; got"):
-        small(scores=scores)
+        advise_small(scores=scores)

@@ -36,7 +36,9 @@ def advise(
     scores: Annotated[
         Path | None, typer.Option(help="Scores of a model, (rows, classes): .npy, .pt, .safetensors.")
     ] = None,
-    spread: Annotated[float, typer.Option(help="Spread of made-up scores where none are given.")] = advisor.SPREAD,
+    spread: Annotated[
+        float, typer.Option(help="Spread of made-up scores where none are given.")
+    ] = advisor.ASSUMED_SPREAD,
     log_q: Annotated[Path | None, typer.Option(help="log q of a proposal, (classes,): the same kinds of file.")] = None,
     machine: Annotated[
         Path | None, typer.Option(help="The `machine` of an earlier --json; left out, it is measured.")
