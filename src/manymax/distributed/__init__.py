@@ -1,4 +1,4 @@
-"""Class vectors split over ranks: heads whose losses and gradients are those of one machine."""
+"""Heads whose class vectors are split over several processes (ranks), with the losses and gradients of one machine."""
 
 from manymax.distributed.collectives import ProcessRanks
 from manymax.distributed.planning import Network, Plan, measure_network, plan, traffic

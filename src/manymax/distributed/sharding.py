@@ -1,4 +1,4 @@
-"""Which rank holds which classes."""
+"""Which rank holds which classes: sizes of shards, and the rows of stored states that a shard is made of."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ def even_sizes(num_classes: int, ranks: int) -> tuple[int, ...]:
 
 
 def make_shards(num_classes: int, sizes: Sequence[int] | None, ranks: Ranks) -> Shards:
-    """The given sizes, or even ones."""
+    """The shards of the given sizes, or of even sizes if `sizes` is None.
+
+    Every rank must be given the same sizes: a rank learns from them where its own classes begin.
+    """
+    # A rank without classes would have to take part in every exchange with empty tables, whose maximum does not exist.
     if num_classes < ranks.size:
         raise ArgumentError(
             f"`num_classes` must be at least the number of ranks, {ranks.size}, one class for each; got {num_classes}."
@@ -33,11 +37,17 @@ def make_shards(num_classes: int, sizes: Sequence[int] | None, ranks: Ranks) -> 
 
 
 def overlaps(shards: Shards, spans: Sequence[tuple[int, int]]) -> list[tuple[int, slice]]:
-    """Where the classes of this rank are among stored parts that hold the classes [start, stop) each.
+    """Where to find the classes of this rank among stored parts, each of which holds classes [start, stop).
+
+    Args:
+        shards: the classes of this rank.
+        spans: (start, stop) of each part, in any order; parts may overlap.
 
     Returns:
-        (part, rows of that part) in the order of the classes.
+        Pairs (index of a part, rows to take from it), in the order of the classes.
     """
+    # `wanted` is the next class that has not been found. Parts are visited by their first class, and each adds the
+    # piece from `wanted` to its end, so that overlapping parts contribute no class twice and a gap stays visible.
     wanted, stop, found = shards.span.start, shards.span.stop, []
     for part in sorted(range(len(spans)), key=lambda part: spans[part]):
         low, high = spans[part]
