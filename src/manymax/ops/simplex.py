@@ -1,167 +1,47 @@
-"""Entmax on plain tensors: an exact threshold without sorting a row.
+"""Entmax on plain tensors: the exact probabilities of rows of scores, without sorting a row.
 
-With beta = alpha - 1 and d_i = s_i - max s, every alpha in [1, 2] has the form
+levels.py has the formulas and Newton's search for the level of a row. This file decides which classes the search runs
+over:
 
-    p_i = u_i^(1/beta),   u_i = max(0, w + beta d_i),   w = p_top^beta,
+    short rows (at most 512 classes)    all classes, in float64
+    long rows with a small support      the classes that can be in the support, in float64
+    long rows with a large support      all classes, from a start that was found on every 16th class
 
-where w is the one number per row that makes the p_i sum to 1 (alpha = 1: p_i = p_top e^{d_i}).
-The solution is kept as log p_top, which is well conditioned for every alpha.
-
-The search. F(w) = sum p_i, and F^beta is the (1/beta)-norm of u: convex and increasing in w, and
-linear while the support stays the same and the scores are equal. Newton's method on F^beta = 1,
-started at w = 1 where F >= 1, therefore decreases to the root without bracketing,
-
-    w <- w - F (1 - F^-beta) / A,   A = sum p_i^(1-beta),
-
-in a handful of steps; for alpha = 2 it ends exactly, with the support. Leaving classes out of F
-can only raise the root, so a search over the maxima of groups of classes bounds it from above and
-tells which groups can hold a class of the support. Few such groups: the search runs over their
-classes alone, in float64. Many: it runs over the row, from a start found on every 16th class.
+Which classes can be in the support is known before the search: leaving classes out of the sum of the probabilities can
+only raise the level at which the sum is 1, so the level of a few classes is a bound from above for the level of the
+row, and all classes of the support are above the threshold that belongs to it. The few are the maxima of groups of 16
+classes. One pass over the row finds them, and every further step reads a sixteenth of the row; a group whose maximum
+is below the threshold is done with. A sort takes many times as long as the product that makes the scores.
 
 ops/operators.py makes `solve` and `apply` opaque operators for autograd, vmap and torch.compile.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from manymax.ops.levels import (
+    NumberOrColumn,
+    level_from_log_top,
+    level_is_v,
+    newton_level,
+    probabilities_,
+    probs_and_conjugate_,
+)
 from manymax.ops.row_blocks import row_blocks
 
 GROUP = 16  # classes per group
-MOST_OPEN_GROUPS = (8, 64, 1 << 40)  # rows with up to so many open groups go together
-SHORT_ROW = 512  # rows this short are searched whole, in float64
-SCORES_PER_BLOCK = 1 << 18  # scores per block: the scratch of a block stays in the second-level cache
-SCORES_PER_SWEEP = 1 << 23  # scores per block of the pass over group maxima, which streams and keeps nothing
-V_BELOW = 0.25  # for smaller beta u = 1 + beta v is kept as v, because log(u) / beta would lose digits
 
-_LOG_SMALLEST = {torch.float32: -80.0, torch.float64: -700.0}  # logarithm of a small normal number
-
-NumberOrColumn = float | Tensor  # alpha or beta: one number, or (rows, 1)
-
-
-def level_is_v(beta: NumberOrColumn) -> bool:
-    """Whether the level of a row is kept as v = (w - 1) / beta instead of w."""
-    return isinstance(beta, Tensor) or beta < V_BELOW
-
-
-def scaled_expm1(exponent: Tensor, beta: NumberOrColumn) -> Tensor:
-    """expm1(beta x) / beta, which is x at beta = 0; `exponent` is x."""
-    if isinstance(beta, Tensor):
-        return torch.where(beta > 0, (beta * exponent).expm1() / torch.where(beta > 0, beta, 1), exponent)
-    return (beta * exponent).expm1() / beta
-
-
-def _level_from_log_top(log_top: Tensor, beta: NumberOrColumn) -> Tensor:
-    """w, or v = (w - 1) / beta, from log p_top."""
-    return scaled_expm1(log_top, beta) if level_is_v(beta) else (beta * log_top).exp()
-
-
-def _log_top_from_level(level: Tensor, beta: NumberOrColumn) -> Tensor:
-    if isinstance(beta, Tensor):
-        return torch.where(beta > 0, (beta * level).log1p() / torch.where(beta > 0, beta, 1), level)
-    return (beta * level).log1p() / beta if level_is_v(beta) else level.log() / beta
-
-
-def power_bases(d: Tensor, level: Tensor, beta: NumberOrColumn, out: Tensor) -> Tensor:
-    """u = max(0, w + beta d) from d = s - max s, into `out` (which may be d)."""
-    if level_is_v(beta):
-        u = torch.add(d, level, out=out).clamp_(min=torch.finfo(d.dtype).min / 4).mul_(beta).add_(1)
-    elif beta == 1:
-        u = torch.add(d, level, out=out)
-    else:
-        u = torch.mul(d, beta, out=out).add_(level)
-    return u.clamp_(min=0)
-
-
-def floored_exp_(x: Tensor) -> Tensor:
-    """exp(x) in place, exactly 0 from the smallest normal number down.
-
-    Denormal results and exp(-inf) take the processor tens of nanoseconds each. The floor is
-    subtracted, so that what was below it is 0; nothing else moves by more than 1e-35.
-    """
-    low = _LOG_SMALLEST[x.dtype]
-    return x.clamp_(min=low).exp_().sub_(1.001 * math.exp(low)).clamp_(min=0)
-
-
-def probabilities_(d: Tensor, level: Tensor, beta: NumberOrColumn) -> Tensor:
-    """p = u^(1/beta) from d = s - max s, overwriting d."""
-    if isinstance(beta, Tensor):
-        v = (d + level).clamp_(min=torch.finfo(d.dtype).min / 4)  # a masked class: 0 times -inf is no number
-        log_p = (beta * v).clamp_(min=-1).log1p_() / torch.where(beta > 0, beta, 1)
-        return d.copy_(torch.where(beta > 0, log_p, v).exp_())
-    if beta == 1:
-        return power_bases(d, level, beta, d)
-    if beta == 0.5:
-        return power_bases(d, level, beta, d).square_()
-    floor = _smallest_base(beta, d.dtype)  # u this small has p = 0, and log(0) is slow
-    if level_is_v(beta):
-        return floored_exp_(d.add_(level).mul_(beta).clamp_(min=floor - 1).log1p_().div_(beta))
-    return floored_exp_(power_bases(d, level, beta, d).clamp_(min=floor).log_().div_(beta))
-
-
-def _smallest_base(beta: NumberOrColumn, dtype: torch.dtype) -> float:
-    """A base u whose power u^(1/beta) is below what counts as 0, by more than rounding can bring it back."""
-    tiny = torch.finfo(dtype).tiny
-    return tiny if isinstance(beta, Tensor) else max(tiny, math.exp(1.2 * beta * _LOG_SMALLEST[dtype]))
-
-
-def mass_and_slope(d: Tensor, level: Tensor, beta: NumberOrColumn, scratch: Tensor) -> tuple[Tensor, Tensor]:
-    """F = sum p and A = sum p^(1 - beta) = sum p / u at a level, (rows, 1) each."""
-    u = power_bases(d, level, beta, scratch)
-    if isinstance(beta, float) and beta in (0.5, 1.0):
-        first = u.sum(-1, keepdim=True)
-        second = (u.sign_() if beta == 1 else u.square_()).sum(-1, keepdim=True)
-        return (first, second) if beta == 1 else (second, first)
-    p = probabilities_(d.clone(), level, beta)
-    total = p.sum(-1, keepdim=True)
-    return total, p.div_(u.clamp_(min=_smallest_base(beta, u.dtype))).sum(-1, keepdim=True)
-
-
-def newton_level(
-    d: Tensor,
-    beta: NumberOrColumn,
-    start: Tensor | None = None,
-    mass: float = 1.0,
-    scratch: Tensor | None = None,
-    steps: int = 60,
-) -> Tensor:
-    """The level at which the probabilities of d (rows, classes) sum to `mass`, (rows, 1).
-
-    About 6 steps are needed; the default bound only ends a row of nan. Cut short, the result is above the root if the
-    start was.
-    """
-    level = d.new_full((d.shape[0], 1), 0.0 if level_is_v(beta) else 1.0) if start is None else start.clone()
-    eps = torch.finfo(d.dtype).eps
-    # up to alpha = 1.5 a step leaves an error of the order of its square, above that a class that
-    # drops out of the support may leave more
-    tolerance = eps**0.45 if isinstance(beta, float) and beta <= 0.5 else 8 * eps
-    scratch = torch.empty_like(d) if scratch is None else scratch
-    for _ in range(steps):
-        total, slope = mass_and_slope(d, level, beta, scratch)
-        gap = -scaled_expm1(-(total / mass).log(), beta)  # (1 - F^-beta) / beta
-        step = total * gap / slope if level_is_v(beta) else beta * total * gap / slope
-        level -= step
-        scale = level.abs() + 1 if level_is_v(beta) else level
-        if not (step.abs() > tolerance * scale).any():
-            break
-    return level
-
-
-def _probs_and_conjugate_(
-    d: Tensor, level: Tensor, alpha: NumberOrColumn, beta: NumberOrColumn, scratch: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """p (overwriting d), log p_top (float64) and Omega*(s) - max s = E_p[p^beta - 1] / alpha - v, (rows, 1) each."""
-    log_top = _log_top_from_level(level.double(), beta.double() if isinstance(beta, Tensor) else beta)
-    u = power_bases(d, level, beta, torch.empty_like(d) if scratch is None else scratch)
-    p = torch.mul(u, u, out=d) if isinstance(beta, float) and beta == 0.5 else probabilities_(d, level, beta)
-    mean = u.mul_(p).sum(-1, keepdim=True) - 1
-    v = level if level_is_v(beta) else (level - 1) / beta
-    return p, log_top, mean / alpha - v
+# Rows are handled together if their numbers of open groups fall between the same two of these: all of them are padded
+# to the largest number, and one row with many open groups should not make a hundred others pay for it.
+MOST_OPEN_GROUPS = (8, 64, 1 << 40)
+SHORT_ROW = 512  # classes; in rows this short the detour over groups costs more than it saves
+SCORES_PER_BLOCK = 1 << 18  # 1 MB of float32: a block and its scratch stay in the second-level cache over all steps
+SCORES_PER_SWEEP = 1 << 23  # scores per block of the pass over group maxima, which reads each score only once
 
 
 class Candidates(NamedTuple):
@@ -280,7 +160,7 @@ def _candidates_by_topk(
 def solve_candidates(found: Candidates, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
     """p over the candidates, log p_top and Omega*(s) - max s, in float64."""
     d = (found.scores - found.maximum).double()
-    return _probs_and_conjugate_(d, newton_level(d, alpha - 1), alpha, alpha - 1)
+    return probs_and_conjugate_(d, newton_level(d, alpha - 1), alpha, alpha - 1)
 
 
 def solve_wide_rows_(d: Tensor, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -292,7 +172,7 @@ def solve_wide_rows_(d: Tensor, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
     blocks = row_blocks(d.shape[0], d.shape[1], SCORES_PER_BLOCK)
     scratch = torch.empty_like(d[blocks[0]]) if blocks else d
     low, high = (
-        float(_level_from_log_top(torch.tensor(top, dtype=torch.float64).log(), beta)) for top in (1 / classes, 1.0)
+        float(level_from_log_top(torch.tensor(top, dtype=torch.float64).log(), beta)) for top in (1 / classes, 1.0)
     )
     sample = d[:, ::GROUP].contiguous()
     start = newton_level(sample, beta, mass=sample.shape[1] / classes)
@@ -301,7 +181,7 @@ def solve_wide_rows_(d: Tensor, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
     for block in blocks:
         part = d[block]
         room = scratch[: len(part)]
-        _, log_top, conjugate = _probs_and_conjugate_(
+        _, log_top, conjugate = probs_and_conjugate_(
             part, newton_level(part, beta, start[block], scratch=room), alpha, beta, room
         )
         log_tops.append(log_top)
@@ -321,7 +201,7 @@ def _solve_long_rows(scores: Tensor, alpha: float) -> list[Tensor]:
     return [maximum, log_top, conjugate]
 
 
-def _solve_softmax(scores: Tensor) -> list[Tensor]:
+def _solve_alpha_one(scores: Tensor) -> list[Tensor]:
     log_top = scores.softmax(1).amax(1, keepdim=True).log_()
     return [scores.amax(1, keepdim=True), log_top.double(), -log_top]
 
@@ -329,7 +209,7 @@ def _solve_softmax(scores: Tensor) -> list[Tensor]:
 def _solve_short_rows(scores: Tensor, alpha: NumberOrColumn) -> list[Tensor]:
     maximum = scores.amax(1, keepdim=True)
     d, beta = (scores - maximum).double(), alpha - 1
-    _, log_top, conjugate = _probs_and_conjugate_(d, newton_level(d, beta), alpha, beta)
+    _, log_top, conjugate = probs_and_conjugate_(d, newton_level(d, beta), alpha, beta)
     return [maximum, log_top, conjugate.to(scores.dtype)]
 
 
@@ -347,7 +227,7 @@ def solve(scores: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     for block in row_blocks(rows, classes, SCORES_PER_SWEEP if long else SCORES_PER_BLOCK):
         part = scores[block].contiguous()
         if shared == 1:
-            parts.append(_solve_softmax(part))
+            parts.append(_solve_alpha_one(part))
         elif long and shared is not None:
             parts.append(_solve_long_rows(part, shared))
         else:
@@ -368,7 +248,7 @@ def apply(scores: Tensor, alpha: Tensor, maximum: Tensor, log_top: Tensor, scale
         else:
             d = torch.sub(scores[block], maximum[block, None], out=out[block])
             beta = shared - 1 if shared is not None else alpha[block].double() - 1
-            level = _level_from_log_top(log_top[block, None], beta).to(d.dtype)
+            level = level_from_log_top(log_top[block, None], beta).to(d.dtype)
             probs = probabilities_(d, level, beta if isinstance(beta, float) else beta.to(d.dtype))
         probs.mul_(scale[block, None])
     return out

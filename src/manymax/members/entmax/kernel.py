@@ -20,7 +20,7 @@ from manymax.engine.row_target import RowTarget
 from manymax.errors import ArgumentError
 from manymax.members.entmax.loss import omega, omega_slope, read_alpha
 from manymax.members.softmax.kernel import block_softmax
-from manymax.ops import simplex
+from manymax.ops import levels, simplex
 from manymax.ops.checks import check_finite
 from manymax.ops.row_blocks import row_blocks
 
@@ -220,7 +220,7 @@ def _parts_of_rows(block: Block, picked: Tensor, alpha: float, wants_alpha: bool
         if len(wide):
             result.parts.append(_dense(target, table, wide))
     moment, inner = ranks.sum(columns(moment.squeeze(1), inner)).unbind(1)
-    v = (level if simplex.level_is_v(beta) else (level - 1) / beta).squeeze(1)
+    v = (level if levels.level_is_v(beta) else (level - 1) / beta).squeeze(1)
     result.losses = (target.total * ((moment - 1) / alpha - v) - inner).to(scores.dtype)
     if wants_alpha and target.coefficient is not None:
         result.grad_setting = -(target.row_coefficient * slopes.squeeze(1)).sum()
@@ -247,12 +247,12 @@ def _shared_candidates(
     else:
         maximum = ranks.maximum(group_tops.amax(1, keepdim=True))
         check_finite(maximum)
-        own = simplex.newton_level(group_tops - maximum, beta, steps=6)
+        own = levels.newton_level(group_tops - maximum, beta, steps=6)
     # a rank whose classes do not reach a sum of 1 even at the highest level, that of a single class, knows no more
-    highest = 0.0 if simplex.level_is_v(beta) else 1.0
+    highest = 0.0 if levels.level_is_v(beta) else 1.0
     bound = -ranks.maximum(-own.nan_to_num(highest, highest, highest).clamp_(max=highest))
     # it is in working precision: widen it by more than its error
-    cut = -1 / beta - (bound + 1e-4) if simplex.level_is_v(beta) else -(bound * (1 + 1e-4)) / beta
+    cut = -1 / beta - (bound + 1e-4) if levels.level_is_v(beta) else -(bound * (1 + 1e-4)) / beta
     if group_tops is None:
         parts, wide = native.collect(scores, block.num_classes, maximum, maximum, cut)
     else:
@@ -296,7 +296,7 @@ def _newton(
     ranks: Ranks,
     sums: Callable[[Tensor, Tensor, float], Tensor],
 ) -> Tensor:
-    """simplex.newton_level with sums over the ranks, in which `rest` counts `weight` times."""
+    """levels.newton_level with sums over the ranks, in which `rest` counts `weight` times."""
     for _ in range(STEPS):
         own = level.new_zeros(len(level), 2)
         for rows, d in few:
@@ -304,17 +304,17 @@ def _newton(
         for rows, d in rest:
             own[rows] = weight * sums(d, level[rows], beta)
         total, slope = ranks.sum(own).split(1, 1)
-        gap = -simplex.scaled_expm1(-total.log(), beta)
-        step = total * gap / slope if simplex.level_is_v(beta) else beta * total * gap / slope
+        gap = -levels.scaled_expm1(-total.log(), beta)
+        step = total * gap / slope if levels.level_is_v(beta) else beta * total * gap / slope
         level = level - step
-        if not (step.abs() > tolerance * (level.abs() + 1 if simplex.level_is_v(beta) else level)).any():
+        if not (step.abs() > tolerance * (level.abs() + 1 if levels.level_is_v(beta) else level)).any():
             break
     return level
 
 
 def _plain_sums(d: Tensor, level: Tensor, beta: float) -> Tensor:
     """F = sum p and A = sum p^(1 - beta) at a level (m, 1), (m, 2) in float64."""
-    return torch.cat(simplex.mass_and_slope(d, level.to(d.dtype), beta, torch.empty_like(d)), 1).double()
+    return torch.cat(levels.mass_and_slope(d, level.to(d.dtype), beta, torch.empty_like(d)), 1).double()
 
 
 def _native_sums(d: Tensor, level: Tensor, beta: float) -> Tensor:
@@ -327,7 +327,7 @@ def _native_sums(d: Tensor, level: Tensor, beta: float) -> Tensor:
 
 def _powers(d: Tensor, level: Tensor, beta: float) -> tuple[Tensor, Tensor]:
     """u and p = u^(1 / beta), which overwrites d."""
-    return simplex.power_bases(d, level, beta, torch.empty_like(d)), simplex.probabilities_(d, level, beta)
+    return levels.power_bases(d, level, beta, torch.empty_like(d)), levels.probabilities_(d, level, beta)
 
 
 def _not_empty(found: simplex.Candidates, scores: Tensor) -> simplex.Candidates:
