@@ -74,7 +74,7 @@ def test_what_does_not_go_with_what_was_set_is_left_out() -> None:
     """The built-in study has a run by ALS, which knows no SASRec."""
     result = study("--dry-run", "--set", "backbone=sasrec")
     assert result.exit_code == 0, result.output
-    assert result.stderr.startswith("1 of the file's combinations do not go with what was set")
+    assert result.stderr.startswith("1 of the file's combinations are not possible with the settings given")
     assert all(" sasrec " in line for line in result.stdout.splitlines())
     assert "als" not in result.stdout
 

@@ -18,7 +18,7 @@ from manymax.study.config import RunConfig
 from manymax.study.data.batches import Batch
 from manymax.study.parallel import Team, rows_of
 from manymax.study.records import EPOCHS, MODEL, Record
-from manymax.study.run import assist, build_model, prepare_data, run
+from manymax.study.run import build_model, follow_run, prepare_data, run
 from manymax.study.train import compute_gradients, epoch_batches
 from tests.distributed.pool import Pool
 
@@ -48,11 +48,11 @@ def do_run(group: dist.ProcessGroup, settings: dict[str, Any], folder: Path) -> 
     """A run, on the first rank; what the others do meanwhile returns nothing."""
     team = Team(group)
     if team.rank > 0:
-        return assist(team)
+        return follow_run(team)
     try:
         return run(RunConfig.trimmed(TINY | settings), folder, team=team)
     finally:
-        team.dismiss()
+        team.finish()
 
 
 def losses(folder: Path) -> list[float]:

@@ -20,8 +20,8 @@ from manymax.study.config import RunConfig
 from manymax.study.records import read_record
 from manymax.study.run import load_model, run
 from manymax.study.run_options import flat
+from manymax.study.study_file import StudyConfig, expand
 from manymax.study.supervisor import ProgressReporter
-from manymax.study.sweep import StudyConfig, expand
 
 # Taylor-softmax by other names: a member that no line of the project knows.
 KNOWN = FAMILY["taylor_softmax"]

@@ -15,10 +15,10 @@ from manymax.study.checkpoint import (
     load_checkpoint,
     load_optimizer,
     optimizer_tensors,
-    part,
     prefixed,
     read_tensors,
     save_checkpoint,
+    unprefixed,
     write_tensors,
 )
 
@@ -41,8 +41,8 @@ def test_a_resumed_optimiser_takes_the_same_steps(tmp_path: Path, seed: int) -> 
     again = nn.Linear(3, 2)
     second = torch.optim.Adam(again.parameters(), lr=0.1, weight_decay=0.01, fused=True)
     found, saved = load_checkpoint(tmp_path / "c.safetensors", "hash")
-    again.load_state_dict(part("model", saved))
-    load_optimizer(second, again, part("optimizer", saved))
+    again.load_state_dict(unprefixed("model", saved))
+    load_optimizer(second, again, unprefixed("optimizer", saved))
     assert found == state
     step(model, optimizer)
     step(again, second)
@@ -57,10 +57,10 @@ def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
     flipped = good[:-9] + bytes([good[-9] ^ 1]) + good[-8:]
     for bad in (b"", good[:100], good[:-1], b"\xff" * 50, b"text", flipped):
         path.write_bytes(bad)
-        with pytest.raises(ManymaxError, match=r"c\.safetensors is no checkpoint of manymax, or damaged"):
+        with pytest.raises(ManymaxError, match=r"c\.safetensors is not a checkpoint of manymax, or it is damaged"):
             load_checkpoint(path, "hash")
     save_file({"a": torch.zeros(1)}, path)
-    with pytest.raises(ManymaxError, match="is no checkpoint of manymax"):
+    with pytest.raises(ManymaxError, match="is not a checkpoint of manymax"):
         load_checkpoint(path, "hash")
     write_tensors(path, {"a": torch.zeros(1)}, {"something": "else"})
     with pytest.raises(ManymaxError, match="belongs to another run"):
@@ -72,5 +72,5 @@ def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ManymaxError, match=r"m\.safetensors is no model of manymax"):
+    with pytest.raises(ManymaxError, match=r"m\.safetensors is not a model of manymax"):
         read_tensors(tmp_path / "m.safetensors", "model")

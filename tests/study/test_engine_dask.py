@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from manymax.cli.app import app
 from manymax.errors import ManymaxError
-from manymax.study.engines_dask import VERSION, DaskEngine, perform
+from manymax.study.engines_dask import VERSION, DaskEngine, run_on_worker
 from manymax.study.records import CHECKPOINT, MODEL, RECORD, read_record
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -41,7 +41,9 @@ import sys
 from pathlib import Path
 from manymax.study.config import RunConfig
 from manymax.study.engines_dask import DaskEngine
-from manymax.study.sweep import LocalEngine, expand, read_study_file, sweep
+from manymax.study.engines import LocalEngine
+from manymax.study.study_file import expand, read_study_file
+from manymax.study.sweep import sweep
 from contextlib import nullcontext
 if __name__ == "__main__":
     file, out, workers = sys.argv[1:]
@@ -189,7 +191,7 @@ def test_without_the_extra_one_is_told_how_to_get_it(monkeypatch: pytest.MonkeyP
 
 def test_a_worker_that_cannot_do_the_run_says_why(tmp_path: Path) -> None:
     task = {"version": "0.0.0", "folder": str(tmp_path / "study" / "run")}
-    with pytest.raises(ManymaxError, match=r"has manymax .*, the study 0\.0\.0"):
-        perform(task, ".", "stop")
+    with pytest.raises(ManymaxError, match=r"has manymax .*, but the study was started with 0\.0\.0"):
+        run_on_worker(task, ".", "stop")
     with pytest.raises(ManymaxError, match="the folder must be on a shared file system"):
-        perform(task | {"version": VERSION}, ".", "stop")
+        run_on_worker(task | {"version": VERSION}, ".", "stop")

@@ -11,8 +11,10 @@ from rich.console import Console
 from manymax.cli.study import UnderWay
 from manymax.study.checkpoint import TrainingState, read_training_state, save_checkpoint
 from manymax.study.config import RunConfig
+from manymax.study.engines import Job
 from manymax.study.records import CHECKPOINT
-from manymax.study.sweep import Job, expand, read_study_file, sweep
+from manymax.study.study_file import expand, read_study_file
+from manymax.study.sweep import sweep
 
 STANDING = TrainingState(epoch=2, batch=1, step=9, best_epoch=1, best_value=0.25)
 
@@ -72,7 +74,9 @@ def test_any_engine_is_told_apart_from_its_runs(tmp_path: Path) -> None:
     """Runs are given up after three attempts, whoever makes them, and all are seen under way."""
     engine, seen = Pretended(), set()
     configs = expand(read_study_file(None))[:3]
-    outcome = sweep(configs, tmp_path, engine=engine, watch=lambda jobs: seen.update(j.config.loss.name for j in jobs))
+    outcome = sweep(
+        configs, tmp_path, engine=engine, on_poll=lambda jobs: seen.update(j.config.loss.name for j in jobs)
+    )
     assert [record.status for record in outcome.records] == ["failed"] * 3
     assert {record.reason for record in outcome.records} == {"its process ended with code 1, 3 times"}
     assert len(engine.running) == 9

@@ -89,7 +89,7 @@ def test_a_killed_rank_is_an_error_on_the_others_and_the_run_goes_on(whole: Path
         _, errors, code = finish(process)
         assert code != 0
         assert "manymax: another rank has ended, or cannot be reached" in errors
-        assert "goes on from the last checkpoint" in errors
+        assert "continues from the last checkpoint" in errors
         assert not (cut / RECORD).exists() or read_record(cut).status == "failed"
     _, errors, code = finish(start(TORCHRUN, *OPTIONS, str(cut)))
     assert code == 0, errors

@@ -159,7 +159,7 @@ def test_other_settings_in_the_folder_are_named(prepared: Prepared, tmp_path: Pa
 
 def test_a_folder_of_other_things_is_left_alone(prepared: Prepared, tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("precious", encoding="utf-8")
-    with pytest.raises(ManymaxError, match="holds other files and no run"):
+    with pytest.raises(ManymaxError, match="holds other files and not a run"):
         run(RunConfig(**TINY), tmp_path, prepared=prepared)
     with pytest.raises(ManymaxError, match="is a file"):
         run(RunConfig(**TINY), tmp_path / "thesis.txt", prepared=prepared)
@@ -268,7 +268,7 @@ def test_a_finished_run_that_lost_a_file_says_how_to_make_it_again(
     run(config, folder, prepared=prepared)
     whole = (folder / name).read_bytes()
     (folder / name).unlink() if content is None else (folder / name).write_text(content)
-    with pytest.raises(ManymaxError, match=rf"{name}.*Remove record\.json there and train once more"):
+    with pytest.raises(ManymaxError, match=rf"{name}.*Remove record\.json there and train again"):
         load_model(folder)
     (folder / "record.json").unlink()
     run(config, folder, prepared=prepared)
@@ -279,7 +279,7 @@ def test_a_finished_run_that_lost_a_file_says_how_to_make_it_again(
 def test_a_setting_that_needs_the_truth_says_so(prepared: Prepared, tmp_path: Path) -> None:
     unknown = Prepared(prepared.interactions, prepared.split, prepared.card)
     config = RunConfig(**TINY, monitor="regret@20")
-    with pytest.raises(ManymaxError, match="needs the true law of the data"):
+    with pytest.raises(ManymaxError, match=r"needs the true p\(item \| user\) of the data"):
         run(config, tmp_path / "run", prepared=unknown)
 
 

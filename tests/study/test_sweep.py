@@ -19,7 +19,8 @@ from manymax.errors import ArgumentError, ManymaxError
 from manymax.members import FAMILY, REFERENCE_LOSSES
 from manymax.study.records import MODEL, PROBE, RECORD, Record, read_record
 from manymax.study.run import run
-from manymax.study.sweep import StudyConfig, expand, read_study_file, sweep
+from manymax.study.study_file import StudyConfig, expand, read_study_file
+from manymax.study.sweep import sweep
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 TINY = {"data": "planted", "size": "60x60x10", "dim": 4, "epochs": 3, "batch_size": 64}
@@ -28,7 +29,8 @@ TINY = {"data": "planted", "size": "60x60x10", "dim": 4, "epochs": 3, "batch_siz
 SCRIPT = """
 import sys
 from pathlib import Path
-from manymax.study.sweep import expand, read_study_file, sweep
+from manymax.study.study_file import expand, read_study_file
+from manymax.study.sweep import sweep
 if __name__ == "__main__":
     configs = expand(read_study_file(Path(sys.argv[1])))
     outcome = sweep(configs, Path(sys.argv[2]), workers=2, checkpoint_seconds=0.2)
@@ -120,7 +122,9 @@ class TestSweep:
         grid = [{"loss": "softmax"}, {"data": str(tmp_path / "no.csv"), "size": None}, {"lr": 1e30, "loss": "rg"}]
         configs = [*expand(study([grid[0], grid[2]])), *expand(StudyConfig(grid=[{"data": grid[1]["data"]}]))]
         heard: list[str] = []
-        outcome = sweep(configs, tmp_path / "out", workers=2, hear=lambda so_far, record: heard.append(record.status))
+        outcome = sweep(
+            configs, tmp_path / "out", workers=2, on_record=lambda so_far, record: heard.append(record.status)
+        )
         assert sorted(heard) == ["diverged", "done", "failed"]
         assert (outcome.total, outcome.count("done")) == (3, 1)
         by_status = {record.status: record for record in outcome.records}

@@ -24,10 +24,12 @@ from manymax.errors import ArgumentError, check_choice
 from manymax.paper.page_sections import EXTRA, PUBLISHED
 from manymax.study.checkpoint import read_training_state
 from manymax.study.config import RunConfig
+from manymax.study.engines import Engine, Job, LocalEngine
 from manymax.study.records import CHECKPOINT, Record
 from manymax.study.report.page import report
 from manymax.study.run_options import flat, options
-from manymax.study.sweep import Engine, Job, LocalEngine, Outcome, expand, read_study_file, sweep
+from manymax.study.study_file import expand, read_study_file
+from manymax.study.sweep import Outcome, sweep
 
 EXIT_FAILED, EXIT_STOPPED = 1, 130
 LOOK = 2.0  # seconds between two looks at the runs under way
@@ -82,8 +84,8 @@ def study(
                 folder,
                 title=asked.title,
                 engine=chosen,
-                hear=lambda so_far, record: _say(so_far, record, start),
-                watch=watch,
+                on_record=lambda so_far, record: _say(so_far, record, start),
+                on_poll=watch,
             )
     except KeyboardInterrupt:
         typer.echo(f"stopped; the same command goes on from there: {shlex.quote(str(folder))}", err=True)

@@ -24,9 +24,9 @@ from manymax.study.checkpoint import TrainingState
 from manymax.study.config import RunConfig
 from manymax.study.groups import GRADIENT
 from manymax.study.metrics import METRICS
-from manymax.study.parallel import PATIENCE, joined
+from manymax.study.parallel import RANK_TIMEOUT, join_ranks
 from manymax.study.records import Record
-from manymax.study.run import CHECKPOINT_SECONDS, assist, run
+from manymax.study.run import CHECKPOINT_SECONDS, follow_run, run
 from manymax.study.run_options import Option, flat, flattened, options
 from manymax.study.supervisor import ProgressReporter
 
@@ -41,7 +41,7 @@ def train(
     checkpoint_seconds: Annotated[float, typer.Option(help="Least time between two checkpoints.")] = CHECKPOINT_SECONDS,
     rank_timeout: Annotated[
         float, typer.Option(min=1, help="Under torchrun: seconds that a rank waits for the others.")
-    ] = PATIENCE,
+    ] = RANK_TIMEOUT,
     json: Annotated[bool, typer.Option("--json", help="Print the record as JSON.")] = False,
     **given: Any,
 ) -> None:
@@ -62,9 +62,9 @@ def train(
     settings = flattened(read_toml(config)) if config is not None else {}
     chosen = RunConfig(**settings | {name: value for name, value in given.items() if value is not None})
     folder = out or default_folder(chosen)
-    with joined(rank_timeout) as team:
+    with join_ranks(rank_timeout) as team:
         if team.rank > 0:
-            assist(team)
+            follow_run(team)
         else:
             record = run(chosen, folder, progress=watch(), checkpoint_seconds=checkpoint_seconds, team=team)
     if team.rank > 0:

@@ -1,4 +1,4 @@
-"""A checkpoint: one safetensors file with tensors and, in its metadata, where the run stands."""
+"""Checkpoints: one safetensors file with the tensors of a run and, as JSON in its metadata, the `TrainingState`."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ from torch import Tensor, nn
 from manymax.errors import ManymaxError
 from manymax.study.files import atomic_write
 
-FORMAT = "manymax checkpoint 1"
+FORMAT = "manymax checkpoint 1"  # checked when a checkpoint is loaded; a changed layout needs a new number
 
 Tensors = dict[str, Tensor]
 
 
 @dataclass
 class TrainingState:
-    """Where a run stands: with the tensors, all that the rest of the run depends on.
+    """The progress of a run. With the tensors of the model and the optimiser it determines all remaining steps.
 
-    Generators are not in it: each step's are made anew from the seed, the purpose and the step.
+    Random generators are not part of it: every step makes its own from (seed, purpose, step), see `seeds.py`.
 
-    epoch, batch: finished epochs, and batches done of the one that is under way.
-    step: batches since the beginning.
-    total_loss: sum over the batches of this epoch.
-    best_epoch, best_value: of the monitored metric; 0 and None before the first evaluation.
-    waited: evaluations since then.
-    rows: one for each finished epoch, as in `epochs.parquet`.
-    seconds: spent so far, by purpose; `epoch_seconds`: in training of this epoch.
+    epoch: number of finished epochs.
+    batch: number of finished batches of the current epoch.
+    step: number of finished batches since the beginning of the run.
+    total_loss: sum of the losses of the finished batches of the current epoch.
+    best_epoch, best_value: epoch and value of the best monitored metric; 0 and None before the first evaluation.
+    waited: number of evaluations since the best one; early stopping compares it with `patience`.
+    rows: one dict per finished epoch, the rows of `epochs.parquet`.
+    seconds: time spent so far by purpose: {"training": ..., "evaluation": ..., ...}.
+    epoch_seconds: not used any more; it stays because checkpoints of version 0.1.0 hold it.
     """
 
     epoch: int = 0
@@ -50,28 +52,44 @@ class TrainingState:
 
 
 def write_tensors(path: Path, tensors: Tensors, about: dict[str, Any]) -> None:
-    """Write tensors and what is to be known about them as one file, whole."""
-    own = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    text = json.dumps(about | {"crc32": _checksum(own)})
+    """Write tensors and the JSON object `about` as one safetensors file, atomically.
+
+    A checksum of the tensors is added to `about`: safetensors itself would read changed bytes without an error.
+    """
+    contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    text = json.dumps(about | {"crc32": _checksum(contiguous)})
     with atomic_write(path) as partial:
-        partial.write_bytes(save(own, metadata={"about": text}))  # one entry: the order of several is random
+        # One metadata entry that holds all of `about`: safetensors writes several entries in a random order, and equal
+        # runs should leave equal files.
+        partial.write_bytes(save(contiguous, metadata={"about": text}))
 
 
 def read_tensors(path: Path, kind: str) -> tuple[Tensors, dict[str, Any]]:
-    """The tensors and the metadata of a file; an error that says what is wrong with it."""
+    """Read a file of `write_tensors`.
+
+    Args:
+        path: of the file.
+        kind: what the file should be, for the error message: "checkpoint" or "model".
+
+    Returns:
+        The tensors by name, and `about`.
+
+    Raises:
+        ManymaxError: the file is missing, damaged or of another kind.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {})["about"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
         if about["crc32"] != _checksum(tensors):
-            raise ValueError("the checksum is another")
+            raise ValueError("its checksum does not match its content")
     except (SafetensorError, OSError, KeyError, ValueError) as error:
-        raise ManymaxError(f"{path} is no {kind} of manymax, or damaged ({error}).") from None
+        raise ManymaxError(f"{path} is not a {kind} of manymax, or it is damaged ({error}).") from None
     return tensors, about
 
 
 def _checksum(tensors: Tensors) -> str:
-    """crc32 of the tensors' bytes in the order of their names."""
+    """CRC-32 over the bytes of all tensors, in the order of their names, as 8 hex digits."""
     total = 0
     for name in sorted(tensors):
         total = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, total)
@@ -79,22 +97,25 @@ def _checksum(tensors: Tensors) -> str:
 
 
 def prefixed(prefix: str, tensors: Tensors) -> Tensors:
-    """The same tensors under longer names."""
+    """The same tensors, each named "prefix.name"."""
     return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
 
 
-def part(prefix: str, tensors: Tensors) -> Tensors:
-    """The tensors whose names begin with the prefix, without it."""
+def unprefixed(prefix: str, tensors: Tensors) -> Tensors:
+    """The inverse of `prefixed`: the tensors named "prefix.name", under their names without the prefix."""
     return {name[len(prefix) + 1 :]: tensor for name, tensor in tensors.items() if name.startswith(f"{prefix}.")}
 
 
 def snapshot(model: nn.Module) -> Tensors:
-    """A copy of everything that the model has learned."""
+    """A copy of the model's state, which later training steps do not change."""
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> Tensors:
-    """The optimiser's state by the names of the parameters: "moment/parameter"."""
+    """The state of the optimiser, each tensor named "kind/parameter", for example "exp_avg/backbone.users.weight".
+
+    `Optimizer.state_dict` numbers the parameters instead; names keep a checkpoint valid if their order changes.
+    """
     return {
         f"{kind}/{name}": value
         for name, parameter in model.named_parameters()
@@ -103,7 +124,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> Ten
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Tensors) -> None:
-    """Put a state back that `optimizer_tensors` took out."""
+    """Restore the state that `optimizer_tensors` returned."""
     parameters = dict(model.named_parameters())
     for name, value in tensors.items():
         kind, _, parameter = name.partition("/")
@@ -111,13 +132,18 @@ def load_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: 
 
 
 def save_checkpoint(path: Path, content_hash: str, state: TrainingState, tensors: Tensors) -> None:
-    """Write the state of a run whole."""
+    """Write the checkpoint of the run whose settings have this hash; a kill meanwhile leaves the previous one."""
+    # The key "standing" is that of version 0.1.0, whose checkpoints must load.
     about = {"format": FORMAT, "hash": content_hash, "standing": dataclasses.asdict(state)}
     write_tensors(path, tensors, about)
 
 
 def load_checkpoint(path: Path, content_hash: str) -> tuple[TrainingState, Tensors]:
-    """The state of a run; an error if it is damaged or belongs to another one."""
+    """Read the checkpoint of the run whose settings have this hash.
+
+    Raises:
+        ManymaxError: the file is damaged, or belongs to a run with other settings.
+    """
     try:
         tensors, about = read_tensors(path, "checkpoint")
     except ManymaxError as error:
@@ -128,7 +154,10 @@ def load_checkpoint(path: Path, content_hash: str) -> tuple[TrainingState, Tenso
 
 
 def read_training_state(path: Path) -> TrainingState | None:
-    """Where a run stood at its checkpoint, without reading the tensors; None where there is none that can be read."""
+    """The training state in a checkpoint, without reading its tensors; None if there is no readable checkpoint.
+
+    For views of runs under way, possibly on another machine: a missing or damaged file is not an error there.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             return TrainingState(**json.loads((file.metadata() or {})["about"])["standing"])

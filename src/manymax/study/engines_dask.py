@@ -1,9 +1,9 @@
-"""Studies on a cluster: dask.distributed takes runs to its workers.
+"""Studies on a cluster: `DaskEngine` sends each run to a worker of dask.distributed.
 
-A worker starts a process for each run, as the local engine does, and answers with its exit code; all else is in the
-run's folder, which must be on a file system that the workers share. So a run has its memory, its signals and its random
-numbers to itself, a worker of n threads does n runs at a time, and a worker that dies takes its runs with it: their
-locks end with them, dask gives them to another worker, and they go on from their checkpoints.
+A worker starts a process for each run, as the local engine does, and returns its exit code. Everything else is in the
+folder of the run, which must be on a file system that all workers share. A run therefore has memory, signals and random
+numbers of its own, and a worker of n threads does n runs at a time. When a worker dies, the processes of its runs end
+too and their locks are released; dask gives the runs to another worker, which continues from their checkpoints.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ from typing import Any
 
 from manymax.errors import ManymaxError
 from manymax.study.config import RunConfig
-from manymax.study.sweep import PAUSE, SAVING, Job, work
+from manymax.study.engines import POLL_SECONDS, STOP_SECONDS, Job, do_run
 
 VERSION = metadata.version("manymax")
-REACHING = 10.0  # seconds to find the cluster, and a worker in it
-KILLED = -9  # what stands for the exit code of a run whose workers died again and again
+CONNECT_SECONDS = 10.0  # how long to wait for the scheduler, and then for a first worker
+EXIT_KILLED = -9  # exit code that is reported for a run whose workers have died again and again
 
 
 class DaskEngine:
-    """A cluster of dask.distributed, for the time of a `with` block.
+    """Does runs on a cluster of dask.distributed; use it in a `with` block, which closes the connection.
 
     Args:
-        address: of its scheduler, like "tcp://host:8786"; None starts a cluster of processes of this machine.
-        workers: runs at a time; as many as the workers have threads, or this machine cores, if None.
+        address: of the scheduler, for example "tcp://host:8786"; None starts a cluster of processes of this machine.
+        workers: number of runs at a time. If None: the number of threads of all workers; for a cluster of this machine
+            the number of cores.
     """
 
     def __init__(self, address: str | None = None, workers: int | None = None) -> None:
@@ -47,9 +48,10 @@ class DaskEngine:
             raise ManymaxError(
                 f'`engine` dask needs `{missing.name}`. Install it with: pip install "manymax[cluster]"'
             ) from None
-        logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what matters here is told by the records
+        # Failures of runs are in their records; dask's own messages about lost connections would bury them.
+        logging.getLogger("distributed").setLevel(logging.CRITICAL)
         self.distributed, self.workers = distributed, workers
-        self.stopping = f"manymax-stop-{uuid.uuid4().hex}"
+        self.stop_event = f"manymax-stop-{uuid.uuid4().hex}"  # name of the event that stops the runs of this study
         self._open = contextlib.ExitStack()
         try:
             self.client = self._connect(address)
@@ -58,6 +60,7 @@ class DaskEngine:
             raise
 
     def _connect(self, address: str | None) -> Any:
+        """A client of the cluster, with at least one worker."""
         if address is None:
             cluster = self.distributed.LocalCluster(
                 n_workers=self.workers or os.cpu_count() or 1,
@@ -68,14 +71,17 @@ class DaskEngine:
             )
             address = self._open.enter_context(cluster).scheduler_address
         try:
-            comm = self.distributed.comm  # a client of an unknown scheme would complain again when it is collected
+            # Check the scheme of the address ("tcp://") first: a half-made client of an unknown scheme would print a
+            # second error when it is garbage collected.
+            comm = self.distributed.comm
             comm.registry.get_backend(comm.parse_address(address)[0])
-            client = self._open.enter_context(self.distributed.Client(address, timeout=REACHING))
-            client.wait_for_workers(1, timeout=REACHING)
+            client = self._open.enter_context(self.distributed.Client(address, timeout=CONNECT_SECONDS))
+            client.wait_for_workers(1, timeout=CONNECT_SECONDS)
         except (OSError, ValueError, self.distributed.TimeoutError) as error:
             raise ManymaxError(
-                f"`address` {address}: no cluster with a worker answers there within {REACHING:.0f} s ({error})."
-                " Start `dask scheduler` and `dask worker ADDRESS`, or leave it out for processes of this machine."
+                f"`address` {address}: no cluster with a worker answers there within {CONNECT_SECONDS:.0f} s ({error})."
+                " Start `dask scheduler` and `dask worker ADDRESS`, or leave `address` out to use processes of this"
+                " machine."
             ) from None
         return client
 
@@ -89,93 +95,100 @@ class DaskEngine:
 
     @property
     def slots(self) -> int:
-        """As many as there are threads now: workers come and go."""
+        """The number of threads of all workers at this moment; workers may join and leave during a study."""
         threads = sum(self.client.nthreads().values())
         return threads if self.workers is None else min(threads, self.workers)
 
     def start(self, job: Job, checkpoint_seconds: float) -> Any:
-        """Hand the run to the cluster."""
+        """Submit the run to the cluster; the handle is dask's future."""
         task = {
             "version": VERSION,
             "settings": job.config.nested(),
             "folder": str(job.folder.resolve()),
             "checkpoint_seconds": checkpoint_seconds,
         }
-        return self.client.submit(perform, task, os.getcwd(), self.stopping, pure=False)
+        # pure=False: equal tasks are not one task to dask, so a run that is started again is really done again.
+        return self.client.submit(run_on_worker, task, os.getcwd(), self.stop_event, pure=False)
 
     def ended(self, started: Sequence[Any]) -> Iterator[tuple[Any, int | None]]:
-        """Runs whose workers have answered."""
+        """The futures that are done, with the exit codes of their runs."""
         with contextlib.suppress(self.distributed.TimeoutError):
-            self.distributed.wait([*started], timeout=PAUSE, return_when="FIRST_COMPLETED")
+            self.distributed.wait([*started], timeout=POLL_SECONDS, return_when="FIRST_COMPLETED")
         for future in started:
             if future.done():
-                yield future, self._code(future)
+                yield future, self._exit_code(future)
 
-    def _code(self, future: Any) -> int | None:
+    def _exit_code(self, future: Any) -> int | None:
         if future.status == "finished":
             return int(future.result())
-        if future.status != "error":
-            raise ManymaxError("the cluster is gone. Finished runs are kept; the same command goes on from there.")
+        if future.status != "error":  # cancelled or lost, which happens when the scheduler ends
+            raise ManymaxError(
+                "the cluster does not answer any more. Finished runs are kept; the same command continues from there."
+            )
         error = future.exception()
-        if isinstance(error, self.distributed.KilledWorker):
-            return KILLED
+        if isinstance(error, self.distributed.KilledWorker):  # dask has tried several workers: this run kills them
+            return EXIT_KILLED
         raise ManymaxError(f"a worker of the cluster cannot do runs: {error}") from None
 
     def stop(self, started: Sequence[Any]) -> None:
-        """Let the workers ask their runs to end, and wait until they have."""
+        """Set the event on which the workers stop their runs, and wait until these have saved themselves."""
         if not started:
             return
         with contextlib.suppress(OSError, self.distributed.TimeoutError):
-            self.distributed.Event(self.stopping, client=self.client).set()
-            self.distributed.wait([*started], timeout=SAVING + 10 * PAUSE)
+            self.distributed.Event(self.stop_event, client=self.client).set()
+            # Longer than a worker waits for its run, so that the worker's answer can still arrive.
+            self.distributed.wait([*started], timeout=STOP_SECONDS + 10 * POLL_SECONDS)
 
 
-def perform(task: dict[str, Any], place: str, stopping: str) -> int:
-    """On a worker: a run in a process of its own; its exit code.
+def run_on_worker(task: dict[str, Any], working_directory: str, stop_event: str) -> int:
+    """On a worker: do a run in a process of its own, and return its exit code.
 
     Args:
-        task: for `_main`.
-        place: the working directory of the study, from which paths to data count.
-        stopping: name of the event that ends all runs of the study.
+        task: what `_main` reads: version, settings, folder and checkpoint_seconds.
+        working_directory: of the study; relative paths to data are relative to it.
+        stop_event: name of the event that stops all runs of the study.
     """
     if task["version"] != VERSION:
-        raise ManymaxError(f"{socket.gethostname()} has manymax {VERSION}, the study {task['version']}.")
+        raise ManymaxError(
+            f"{socket.gethostname()} has manymax {VERSION}, but the study was started with {task['version']}."
+        )
     if not (study := Path(task["folder"]).parent).is_dir():
         raise ManymaxError(f"{socket.gethostname()} has no {study}: the folder must be on a shared file system.")
     process = subprocess.Popen(
         [sys.executable, "-m", "manymax.study.engines_dask"],
         stdin=subprocess.PIPE,
         text=True,
-        cwd=place if Path(place).is_dir() else None,
-        start_new_session=True,  # Ctrl-C goes to the study alone, which asks each run once to stop
+        cwd=working_directory if Path(working_directory).is_dir() else None,
+        # Ctrl-C in a terminal then reaches the study only, which asks each run once to stop.
+        start_new_session=True,
     )
     assert process.stdin is not None
     process.stdin.write(json.dumps(task) + "\n")
-    process.stdin.flush()
+    process.stdin.flush()  # stdin stays open: its end tells the process that this worker has died
     try:
-        while process.poll() is None and not _told_to_stop(stopping):
+        while process.poll() is None and not _should_stop(stop_event):
             pass
     finally:
-        _end(process)
+        _stop_process(process)
     return process.returncode
 
 
-def _told_to_stop(stopping: str) -> bool:
-    """Wait a moment for the event; a scheduler that is gone says the same."""
+def _should_stop(stop_event: str) -> bool:
+    """Wait up to `POLL_SECONDS` for the event; true as well if the scheduler does not answer: the study is over."""
     import distributed
 
     try:
-        return bool(distributed.Event(stopping).wait(timeout=PAUSE))
+        return bool(distributed.Event(stop_event).wait(timeout=POLL_SECONDS))
     except Exception:
         return True
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    """Let a run that is still under way save itself."""
+def _stop_process(process: subprocess.Popen[str]) -> None:
+    """Let a run that is still under way save a checkpoint and end; kill it if that takes longer than `STOP_SECONDS`."""
     if process.poll() is None:
         process.terminate()
         try:
-            process.wait(timeout=SAVING)
+            process.wait(timeout=STOP_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -184,14 +197,17 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def _main() -> None:
-    """The process of a run; the task is the first line of its input, and its end is the end of the worker."""
+    """The main function of the process of a run; the first line of its standard input is the task as JSON."""
     task = json.loads(sys.stdin.readline())
-    threading.Thread(target=_die_with_worker, daemon=True).start()
-    work(RunConfig(**task["settings"]), Path(task["folder"]), task["checkpoint_seconds"])
+    threading.Thread(target=_exit_with_worker, daemon=True).start()
+    do_run(RunConfig(**task["settings"]), Path(task["folder"]), task["checkpoint_seconds"])
 
 
-def _die_with_worker() -> None:
-    """A run without its worker would hold the lock against the next one."""
+def _exit_with_worker() -> None:
+    """Wait for the end of standard input, which comes when the worker has died, and end this process at once.
+
+    A run that outlives its worker would hold the lock of its folder, and the next worker could not continue it.
+    """
     os.read(0, 1)
     os._exit(1)
 

@@ -1,4 +1,13 @@
-"""One run: settings in, a folder with its record out. Starting it again goes on where it stood."""
+"""One run: from settings to a folder with a trained model and its record.
+
+The files of the folder are described in `records.py`. `settings.json` is written first and `record.json` last, each
+file atomically, so that the folder of a run that was killed at any moment is in one of these states:
+
+    settings.json missing                     nothing was done; the run begins
+    settings.json, no checkpoint              the run begins again, with the same result
+    settings.json and checkpoint              the run continues from the checkpoint
+    record.json that is final                 the run is finished and is not done again
+"""
 
 from __future__ import annotations
 
@@ -19,7 +28,7 @@ from manymax.study.backbones.base import Settings
 from manymax.study.checkpoint import load_optimizer, optimizer_tensors, read_tensors, write_tensors
 from manymax.study.config import RunConfig
 from manymax.study.data.interactions import PARTS, Split
-from manymax.study.data.load import changed
+from manymax.study.data.load import changed_files
 from manymax.study.data.prepare import Prepared, prepare
 from manymax.study.evaluate import Evaluation, evaluate, popularity
 from manymax.study.files import LOCK, is_partial, locked, read_json, remove_partial, write_json
@@ -48,7 +57,7 @@ from manymax.study.supervisor import Diverged, ProgressReporter, Stopped, Traini
 from manymax.study.train import Model, build_optimizer, follow, train
 from manymax.study.train_als import train_als
 
-CHECKPOINT_SECONDS = 10.0
+CHECKPOINT_SECONDS = 10.0  # default of the least time between two checkpoints: what a killed run loses at most
 
 
 def run(
@@ -60,100 +69,113 @@ def run(
     prepared: Prepared | None = None,
     team: Team | None = None,
 ) -> Record:
-    """Train, evaluate and record; what is there already is not done again.
+    """Train a model, test it and write its record to `folder`; what the folder holds already is not done again.
 
-    A finished folder answers with its record, an interrupted one goes on from its checkpoint, and one that belongs to
-    other settings is an error. However the process ends, each file of the folder is whole.
+    If the run in the folder is finished, its record is returned. If it was interrupted, it continues from its
+    checkpoint. A folder that belongs to other settings is an error. However the process ends, each file of the folder
+    is complete.
 
     Args:
         config: the settings.
-        folder: of this run alone; made if it is not there.
-        progress: hears of steps and epochs.
-        checkpoint_seconds: at least this much time between two checkpoints.
-        prepared: the data of `config`, where the caller has it already.
-        team: the ranks that share the work, of which this one is the first; the others are at `assist`.
+        folder: for this run only; created if it does not exist.
+        progress: is told about batches and epochs.
+        checkpoint_seconds: least number of seconds between two checkpoints.
+        prepared: the data of `config`, if the caller has it already.
+        team: the ranks that share each batch. This process is the first of them; the others call `follow_run`.
 
     Returns:
         The record; its status is "done", "diverged" or "stopped".
+
+    Raises:
+        ManymaxError: the run cannot be done in this folder. Later errors are recorded as "failed", then raised.
     """
     team = team or Team()
     if team.size > 1 and config.training.solver != GRADIENT:
         raise ArgumentError(f"`solver={config.training.solver!r}` works in one process: start it without torchrun.")
-    if (found := finished(config, folder)) is not None:
+    if (found := finished(config, folder)) is not None:  # before the data is prepared, which may take minutes
         return found
     start = time.perf_counter()
-    with _threads(config.machine.threads):
+    with _torch_threads(config.machine.threads):
         prepared = prepared or prepare_data(config)
         seconds = time.perf_counter() - start
+        # The lock is taken after the data is prepared: an error in the data leaves no folder behind.
         with locked(folder):
-            if (found := finished(config, folder)) is not None:  # another process was faster
+            if (found := finished(config, folder)) is not None:  # another process has finished it in the meantime
                 return found
             remove_partial(folder)
-            _claim(config, folder, prepared)
+            _write_or_check_settings(config, folder, prepared)
             try:
-                return _run(config, folder, prepared, progress or ProgressReporter(), checkpoint_seconds, seconds, team)
+                reporter = progress or ProgressReporter()
+                return _train_and_test(config, folder, prepared, reporter, checkpoint_seconds, seconds, team)
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}"
-                with contextlib.suppress(OSError):  # a disk that is full
+                with contextlib.suppress(OSError):  # the disk may be full, and that may be the error
                     write_record(folder, new_record(config, "failed", reason=reason, card=prepared.card))
                 raise
 
 
 def finished(config: RunConfig, folder: Path) -> Record | None:
-    """The record of a run that need not be done again; None if there is something to do.
+    """The record of the run in `folder` if it is finished; None if there is something left to do.
 
-    An error if the folder belongs to another run, or is no folder of a run at all.
+    Raises:
+        ManymaxError: the folder belongs to a run with other settings, or holds other files.
     """
     if folder.exists() and not folder.is_dir():
         raise ManymaxError(f"{folder} is a file: choose another folder for the run.")
     if (folder / SETTINGS).exists():
         _check_same(config, folder)
     elif folder.exists() and any(path.name != LOCK and not is_partial(path) for path in folder.iterdir()):
-        raise ManymaxError(f"{folder} holds other files and no run: choose another folder.")
+        raise ManymaxError(f"{folder} holds other files and not a run: choose another folder.")
     if not (folder / RECORD).exists():
         return None
     record = read_record(folder)
     if not record.final:
         return None
-    check_files(config, record, folder)
+    check_data_files(config, record, folder)
     return record
 
 
-def check_files(config: RunConfig, record: Record, folder: Path) -> None:
-    """Raise if the files that a finished run was of have other content now: its numbers are not theirs."""
+def check_data_files(config: RunConfig, record: Record, folder: Path) -> None:
+    """Raise an error if the data files of a finished run have changed since: its numbers are of the old content."""
     files: dict[str, str] = next((step["files"] for step in record.card or () if "files" in step), {})
-    if others := changed(config.data.source, files, config.data.columns):
+    if changed := changed_files(config.data.source, files, config.data.columns):
         raise ManymaxError(
-            f"{', '.join(others)} has changed since the run in {folder} was finished: choose another folder, or remove"
+            f"{', '.join(changed)} has changed since the run in {folder} was finished: choose another folder, or remove"
             " this one."
         )
 
 
 def _check_same(config: RunConfig, folder: Path) -> None:
-    there = read_json(folder / SETTINGS)
-    if not isinstance(there, Mapping) or not isinstance(there.get("settings"), Mapping):
+    """Raise an error that names the settings in which `config` differs from the run in `folder`."""
+    stored = read_json(folder / SETTINGS)
+    if not isinstance(stored, Mapping) or not isinstance(stored.get("settings"), Mapping):
         raise ManymaxError(f"{folder / SETTINGS} holds no settings of a run. Remove it, or choose another folder.")
-    if there.get("hash") == config.content_hash():
+    if stored.get("hash") == config.content_hash():
         return
-    now, before = config.flat(), flat(there["settings"])
-    others = [name for name in {**now, **before} if now.get(name) != before.get(name)]
+    now, before = config.flat(), flat(stored["settings"])
+    different = [name for name in {**now, **before} if now.get(name) != before.get(name)]
     raise ManymaxError(
-        f"{folder} holds a run with other settings ({', '.join(others) or 'another version'}): choose another folder."
+        f"{folder} holds a run with other settings ({', '.join(different) or 'another version'}): choose another"
+        " folder."
     )
 
 
-def _claim(config: RunConfig, folder: Path, prepared: Prepared) -> None:
-    """Write the settings, or see that data has not changed since they were written."""
+def _write_or_check_settings(config: RunConfig, folder: Path, prepared: Prepared) -> None:
+    """Write `settings.json` of a new run; for one that is resumed, check that its data has not changed since.
+
+    From here on the folder belongs to this run. A checkpoint of other data would have tensors of other sizes, or item
+    numbers of another meaning.
+    """
     data = fingerprint(prepared.split)
     if not (folder / SETTINGS).exists():
         content = {"hash": config.content_hash(), "data": data, "settings": config.nested()}
         write_json(folder / SETTINGS, content)
     elif read_json(folder / SETTINGS).get("data") != data:
-        raise ManymaxError(f"the data has changed since the run in {folder} began: choose another folder.")
+        raise ManymaxError(f"the data has changed since the run in {folder} was started: choose another folder.")
 
 
 def fingerprint(split: Split) -> str:
-    """16 hex digits of the numbered interactions in their three parts."""
+    """16 hex digits that identify the data: a hash of the item numbers of all users in the three parts."""
     digest = hashlib.sha256(str(split.num_items).encode())
     for part in PARTS:
         lists = getattr(split, part)
@@ -163,7 +185,7 @@ def fingerprint(split: Split) -> str:
 
 
 def prepare_data(config: RunConfig) -> Prepared:
-    """The data of a run."""
+    """Read, filter and split the data that `config` names."""
     data = config.data
     return prepare(
         data.source,
@@ -179,20 +201,26 @@ def prepare_data(config: RunConfig) -> Prepared:
 
 
 def build_model(config: RunConfig, split: Split) -> Model:
-    """The model of a run before training."""
-    torch.manual_seed(0)  # whatever is not drawn from a generator of its own is the same in every run
+    """The model of a run before training, with its random first weights."""
+    # Weights are drawn from generators of their own. Layers of torch also fill their weights from the global generator
+    # when they are created, before these are overwritten; a fixed seed makes even that the same in every run.
+    torch.manual_seed(0)
     settings = cast(Settings, SimpleNamespace(**config.flat()))
     backbone = BACKBONES[config.backbone.name].build(split, settings, generator(config.seed, "init"))
     return Model(backbone, build_head(config, split))
 
 
-def assist(team: Team) -> None:
-    """What the other ranks do while the first is at `run`: their part of the training, with what it sends them."""
-    task = team.task()
-    if task is None:
+def follow_run(team: Team) -> None:
+    """The work of the other ranks while the first rank is in `run`: train on their rows of each batch.
+
+    They read and write no files: settings, data, weights and the optimiser's state come from the first rank, which may
+    have them from a checkpoint.
+    """
+    task = team.receive_task()
+    if task is None:  # the first rank found the run finished, or failed before training
         return
     config = RunConfig(**task["settings"])
-    with _threads(config.machine.threads):
+    with _torch_threads(config.machine.threads):
         model = build_model(config, task["split"])
         optimizer = build_optimizer(config, model)
         model.load_state_dict(task["model"])
@@ -200,13 +228,13 @@ def assist(team: Team) -> None:
         follow(model, optimizer, task["split"], config, team)
 
 
-def _begin(team: Team, config: RunConfig, split: Split, model: Model, optimizer: torch.optim.Optimizer) -> None:
-    """Send the other ranks what they need; they read no file."""
+def _send_task(team: Team, config: RunConfig, split: Split, model: Model, optimizer: torch.optim.Optimizer) -> None:
+    """Send the other ranks all that `follow_run` needs."""
     state = {"model": model.state_dict(), "optimizer": optimizer_tensors(optimizer, model)}
-    team.begin({"settings": config.nested(), "split": split, **state})
+    team.send_task({"settings": config.nested(), "split": split, **state})
 
 
-def _run(
+def _train_and_test(
     config: RunConfig,
     folder: Path,
     prepared: Prepared,
@@ -215,9 +243,16 @@ def _run(
     seconds: float,
     team: Team,
 ) -> Record:
-    """The run itself: train, test, write down."""
+    """Train, test the best weights and write the record; the caller holds the lock of the folder.
+
+    Args:
+        seconds: how long the preparation of the data took.
+    """
     if METRICS[config.monitored.partition("@")[0]].of == "truth" and prepared.truth is None:
-        raise ArgumentError(f"`monitor` {config.monitored!r} needs the true law of the data: only planted data has it.")
+        raise ArgumentError(
+            f"`monitor` {config.monitored!r} needs the true p(item | user) of the data, which is known for planted data"
+            " only."
+        )
     split, model = prepared.split, build_model(config, prepared.split)
     optimizer = build_optimizer(config, model) if config.training.solver == GRADIENT else None
     supervisor = TrainingSupervisor(
@@ -234,11 +269,12 @@ def _run(
     reason = None
     progress.begin(config, folder, supervisor.state)
     try:
-        with supervisor.stoppable():
+        with supervisor.stop_on_signals():
             if optimizer is None:
                 train_als(model, split, supervisor)
             else:
-                _begin(team, config, split, model, optimizer)
+                # After the supervisor has restored the checkpoint, if there is one: the other ranks get that state.
+                _send_task(team, config, split, model, optimizer)
                 train(model, optimizer, split, supervisor, team)
     except Diverged as diverged:
         status, reason = "diverged", str(diverged)
@@ -246,8 +282,10 @@ def _run(
         status, reason = "stopped", str(stopped)
     finally:
         progress.end()
-    outcome = {} if status == "stopped" else _test(supervisor, model, folder, prepared)
-    return _write(supervisor, folder, prepared, status=status, reason=reason, **outcome)
+    # A diverged run is tested too, with the best weights of before. A process killed while testing leaves the last
+    # checkpoint of the training and no final record: the next start trains the few remaining steps and tests again.
+    outcome = {} if status == "stopped" else _test_best(supervisor, model, folder, prepared)
+    return _write_outcome(supervisor, folder, prepared, status=status, reason=reason, **outcome)
 
 
 def _evaluate(config: RunConfig, model: Model, prepared: Prepared, part: str) -> Evaluation:
@@ -256,8 +294,13 @@ def _evaluate(config: RunConfig, model: Model, prepared: Prepared, part: str) ->
     )
 
 
-def _test(supervisor: TrainingSupervisor, model: Model, folder: Path, prepared: Prepared) -> dict[str, Any]:
-    """Test the best weights, save them and what is needed to serve them; the metrics for the record."""
+def _test_best(supervisor: TrainingSupervisor, model: Model, folder: Path, prepared: Prepared) -> dict[str, Any]:
+    """Test the best weights and the popularity ranking, and write what is needed to serve the model.
+
+    Returns:
+        The fields `popularity` and `test` of the record; the latter is missing if the run diverged before its first
+        evaluation.
+    """
     config, split, found = supervisor.config, prepared.split, {}
     with supervisor.timed("testing"):
         baseline = popularity(split, "test", cutoffs=config.evaluation.cutoffs, truth=prepared.truth)
@@ -272,8 +315,12 @@ def _test(supervisor: TrainingSupervisor, model: Model, folder: Path, prepared: 
     return found
 
 
-def _write(supervisor: TrainingSupervisor, folder: Path, prepared: Prepared, **outcome: Any) -> Record:
-    """Write epochs and record; a run that is over needs its checkpoint no more."""
+def _write_outcome(supervisor: TrainingSupervisor, folder: Path, prepared: Prepared, **outcome: Any) -> Record:
+    """Write `epochs.parquet` and `record.json`, then delete the checkpoint of a finished run.
+
+    In this order: the record says that everything else is there. A kill before the record leaves a run that continues
+    from its checkpoint; a kill after it leaves a checkpoint that nobody reads.
+    """
     state, split = supervisor.state, prepared.split
     best = next((row for row in state.rows if row["epoch"] == state.best_epoch), {})
     record = new_record(
@@ -296,12 +343,13 @@ def _write(supervisor: TrainingSupervisor, folder: Path, prepared: Prepared, **o
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    """Metrics for JSON, which knows no nan."""
+    """Metrics with None in place of nan and infinity, which JSON does not have."""
     return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
 
 @contextlib.contextmanager
-def _threads(count: int | None) -> Iterator[None]:
+def _torch_threads(count: int | None) -> Iterator[None]:
+    """Let torch use `count` threads while the block runs; as many as before if None."""
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
     try:
@@ -311,7 +359,12 @@ def _threads(count: int | None) -> Iterator[None]:
 
 
 def load_model(folder: Path) -> tuple[RunConfig, Model, list[Any], list[Any], Split]:
-    """What serving needs of a finished run: its settings, its best weights, user ids, item ids and the split."""
+    """Load a finished run.
+
+    Returns:
+        The settings, the model with its best weights in evaluation mode, the user ids and the item ids of the data, and
+        the split.
+    """
     record = read_record(folder)
     if record.status != "done" and not (folder / MODEL).exists():
         raise ManymaxError(f"{folder} holds no trained model: its run is {record.status} ({record.reason}).")
@@ -323,7 +376,7 @@ def load_model(folder: Path) -> tuple[RunConfig, Model, list[Any], list[Any], Sp
         model.load_state_dict(tensors)
     except (ManymaxError, RuntimeError, KeyError) as error:
         raise ManymaxError(
-            f"the model in {folder} cannot be used: {error} Remove {RECORD} there and train once more: the same "
-            "settings make the same model."
+            f"the model in {folder} cannot be used: {error} Remove {RECORD} there and train again: the same settings "
+            "give the same model."
         ) from None
     return config, model.eval(), user_ids, item_ids, split

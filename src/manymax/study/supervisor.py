@@ -1,4 +1,4 @@
-"""The course of a training run: where it stands, its best weights, when it is saved and when it ends."""
+"""Supervision of a training run: progress, early stopping, best weights, checkpoints, and stopping on signals."""
 
 from __future__ import annotations
 
@@ -22,52 +22,64 @@ from manymax.study.checkpoint import (
     load_checkpoint,
     load_optimizer,
     optimizer_tensors,
-    part,
     prefixed,
     save_checkpoint,
     snapshot,
+    unprefixed,
 )
 from manymax.study.config import RunConfig
 from manymax.study.metrics import METRICS
 
-LARGEST_WEIGHT = 1e6  # a model that has learned something is orders of magnitude below
+LARGEST_WEIGHT = 1e6  # weights beyond it count as diverged; those of models that learn are orders of magnitude smaller
 
 
 class Diverged(ManymaxError):
-    """The loss or a weight is no longer a finite number."""
+    """The loss is not finite, or a weight is not finite or larger than `LARGEST_WEIGHT`."""
 
 
 class Stopped(ManymaxError):
-    """The user, or the system, asked the run to stop; it can go on from its checkpoint."""
+    """A signal asked the run to stop. Its checkpoint is saved, and starting the run again continues from it."""
 
 
 class ProgressReporter:
-    """Hears what happens in a run; this one keeps it to itself."""
+    """Base class for progress reporters; ignores every event."""
 
     def begin(self, config: RunConfig, folder: Path, state: TrainingState) -> None:
-        """Training begins, or goes on from `state`."""
+        """Called when training begins, or continues from the checkpoint `state`."""
 
     def step(self, state: TrainingState, loss: float, of: int) -> None:
-        """A batch has been learned, one `of` so many in an epoch."""
+        """Called after each batch, with its loss and the number `of` batches in an epoch."""
 
     def epoch(self, state: TrainingState, row: dict[str, Any]) -> None:
-        """An epoch has ended; `row` is its line of `epochs.parquet`."""
+        """Called after each epoch; `row` is the row of `epochs.parquet` for this epoch."""
 
     def end(self) -> None:
-        """Training is over, for whatever reason."""
+        """Called when training is over, for whatever reason."""
 
 
 class TrainingSupervisor:
-    """What every way of training shares.
+    """The part of a training run that is the same for every solver.
+
+    A solver trains in a loop of this form, inside of `stop_on_signals`:
+
+        while supervisor.has_epochs_left:
+            ... learn a batch ...
+            supervisor.count_batch(loss, batches_per_epoch)
+            supervisor.save_or_stop()           # between two batches
+        at the end of each epoch:
+            supervisor.end_epoch()
+            supervisor.save_or_stop()
+
+    If there is a checkpoint at `path`, the constructor restores the model, the optimiser and `state` from it.
 
     Args:
-        config: of the run.
-        model: whose state is saved.
-        validate: the mean metrics on the validation part.
+        config: settings of the run.
+        model: the model that is trained; its state is saved in checkpoints.
+        validate: returns the mean metrics on the validation part.
         path: of the checkpoint.
-        progress: hears of each epoch.
-        checkpoint_seconds: at least this much time between two checkpoints.
-        optimizer: whose state is saved too, if there is one.
+        progress: is told about each batch and epoch.
+        checkpoint_seconds: least number of seconds between two checkpoints.
+        optimizer: its state is saved too; None for solvers without one.
     """
 
     def __init__(
@@ -84,30 +96,30 @@ class TrainingSupervisor:
         self.config, self.model, self.validate, self.path = config, model, validate, path
         self.progress, self.checkpoint_seconds, self.optimizer = progress, checkpoint_seconds, optimizer
         self.state, self.best = TrainingState(), Tensors()
-        self._stop: str | None = None
+        self._stop_reason: str | None = None  # set by the signal handler, read between two batches
         if path.exists():
             self._resume()
-        self._saved = time.perf_counter()
+        self._last_saved = time.perf_counter()
 
     def _resume(self) -> None:
         self.state, tensors = load_checkpoint(self.path, self.config.content_hash())
         try:
-            self.model.load_state_dict(part("model", tensors))
+            self.model.load_state_dict(unprefixed("model", tensors))
         except RuntimeError as error:
             raise ManymaxError(f"{self.path} does not fit this run: {error}. Remove it to begin again.") from None
-        self.best = part("best", tensors)
+        self.best = unprefixed("best", tensors)
         if self.optimizer is not None:
-            load_optimizer(self.optimizer, self.model, part("optimizer", tensors))
+            load_optimizer(self.optimizer, self.model, unprefixed("optimizer", tensors))
 
     @property
-    def going(self) -> bool:
-        """Whether there is another epoch to train."""
+    def has_epochs_left(self) -> bool:
+        """Whether to train another epoch: neither `epochs` nor `patience` is used up."""
         state, training = self.state, self.config.training
         return state.epoch < training.epochs and state.waited < training.patience
 
     @contextlib.contextmanager
     def timed(self, purpose: str) -> Iterator[None]:
-        """Count the time of the block towards a purpose."""
+        """Add the time of the block to `state.seconds[purpose]`."""
         start = time.perf_counter()
         try:
             yield
@@ -115,38 +127,47 @@ class TrainingSupervisor:
             spent = self.state.seconds
             spent[purpose] = spent.get(purpose, 0.0) + time.perf_counter() - start
 
-    def count_batch(self, loss: float, of: int) -> None:
-        """A batch has been learned at this loss, one `of` so many; a loss that is no number ends the run."""
+    def count_batch(self, loss: float, batches_per_epoch: int) -> None:
+        """Count a finished batch with this loss; raise `Diverged` if the loss is not finite."""
         state = self.state
         state.batch, state.step = state.batch + 1, state.step + 1
         if not math.isfinite(loss):
             raise Diverged(f"the loss is {loss} in epoch {state.epoch + 1}, step {state.step}")
         state.total_loss += loss
-        self.progress.step(state, loss, of)
+        self.progress.step(state, loss, batches_per_epoch)
 
     def end_epoch(self) -> None:
-        """Evaluate where it is time to, keep the weights if they are the best so far, and write the epoch's row."""
+        """Finish an epoch: evaluate if it is due, keep the weights if they are the best so far, append the epoch's row.
+
+        The epoch counts as finished only with the last assignment to `state`. A checkpoint is never written inside of
+        this method, so a process that is killed here resumes from a checkpoint of before the end of the epoch and
+        evaluates again, with the same result.
+        """
         state, config = self.state, self.config
-        self.check_weights()
+        self.check_weights()  # before the evaluation, whose metrics would be meaningless
         epoch = state.epoch + 1
         metrics: dict[str, float] = {}
         if epoch % config.training.eval_every == 0 or epoch == config.training.epochs:
             with self.timed("evaluation"):
                 metrics = self.validate()
-            self._compare(epoch, metrics[config.monitored])
-        row = self._row(epoch, metrics)
+            self._update_best(epoch, metrics[config.monitored])
+        row = self._epoch_row(epoch, metrics)
         state.rows.append(row)
         state.epoch, state.batch, state.total_loss = epoch, 0, 0.0
         self.progress.epoch(state, row)
 
     def check_weights(self) -> None:
-        """Weights beyond all measure end the run."""
+        """Raise `Diverged` if a weight is nan, infinite or larger than `LARGEST_WEIGHT`."""
         for name, parameter in self.model.named_parameters():
-            if parameter.numel() and not (largest := float(parameter.detach().abs().max())) < LARGEST_WEIGHT:  # nan too
+            if not parameter.numel():
+                continue
+            largest = float(parameter.detach().abs().max())
+            if not largest < LARGEST_WEIGHT:  # written this way because comparisons with nan are false
                 where = f"in epoch {self.state.epoch + 1}, step {self.state.step}"
                 raise Diverged(f"the largest entry of `{name}` is {largest:.3g} {where}")
 
-    def _compare(self, epoch: int, value: float) -> None:
+    def _update_best(self, epoch: int, value: float) -> None:
+        """Keep the weights if the monitored metric is strictly better than before; count the evaluation otherwise."""
         state, best = self.state, self.state.best_value
         state.waited += 1
         higher = METRICS[self.config.monitored.partition("@")[0]].higher_is_better
@@ -154,8 +175,8 @@ class TrainingSupervisor:
             state.best_epoch, state.best_value, state.waited = epoch, value, 0
             self.best = snapshot(self.model)
 
-    def _row(self, epoch: int, metrics: dict[str, float]) -> dict[str, Any]:
-        """An epoch's line: its mean loss, and the seconds since the beginning by purpose."""
+    def _epoch_row(self, epoch: int, metrics: dict[str, float]) -> dict[str, Any]:
+        """The row of `epochs.parquet`: mean loss of the epoch, seconds since the beginning of the run, metrics."""
         state, seconds = self.state, self.state.seconds
         return {
             "epoch": epoch,
@@ -168,35 +189,46 @@ class TrainingSupervisor:
         }
 
     def save_or_stop(self) -> None:
-        """Between two steps: save if it is time, and stop if that was asked for."""
-        if self._stop is not None or time.perf_counter() - self._saved >= self.checkpoint_seconds:
+        """Write a checkpoint if one is due, and raise `Stopped` if a signal has asked for it.
+
+        Call it between two batches, where model, optimiser and `state` belong together: a checkpoint taken after a
+        backward pass but before the optimiser step would repeat or lose a batch when the run is resumed.
+        """
+        if self._stop_reason is not None or time.perf_counter() - self._last_saved >= self.checkpoint_seconds:
             self.save()
-        if self._stop is not None:
-            raise Stopped(self._stop)
+        if self._stop_reason is not None:
+            raise Stopped(self._stop_reason)
 
     def save(self) -> None:
-        """Write the checkpoint."""
+        """Write the checkpoint. It replaces the previous one only when all of it is on the disk."""
+        # The time of this very write is not in the checkpoint that it writes, because `timed` adds it afterwards: a
+        # resumed run reports slightly less "saving" time than it took.
         with self.timed("saving"):
             tensors = prefixed("model", self.model.state_dict()) | prefixed("best", self.best)
             if self.optimizer is not None:
                 tensors |= prefixed("optimizer", optimizer_tensors(self.optimizer, self.model))
             save_checkpoint(self.path, self.config.content_hash(), self.state, tensors)
-        self._saved = time.perf_counter()
+        self._last_saved = time.perf_counter()
 
     @contextlib.contextmanager
-    def stoppable(self) -> Iterator[None]:
-        """Ctrl-C and the system's request to end take effect between two steps; a second one at once."""
-        if threading.current_thread() is not threading.main_thread():  # only that one hears signals
+    def stop_on_signals(self) -> Iterator[None]:
+        """While the block runs, SIGINT (Ctrl-C) and SIGTERM stop the run at the next `save_or_stop`.
+
+        A second signal raises `KeyboardInterrupt` at once, for a run whose step or evaluation takes too long; it then
+        resumes from the last checkpoint that was written.
+        """
+        if threading.current_thread() is not threading.main_thread():  # Python delivers signals to the main thread only
             yield
             return
-        before = {number: signal.signal(number, self._hear) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        if self._stop is not None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        # The handler may run in the middle of an optimiser step or of a write, so it only leaves a note.
+        if self._stop_reason is not None:
             raise KeyboardInterrupt
-        self._stop = f"stopped by {signal.Signals(number).name}"
+        self._stop_reason = f"stopped by {signal.Signals(number).name}"

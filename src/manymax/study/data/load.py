@@ -18,7 +18,7 @@ from manymax.study.data.planted import DEFAULT, SIZES, PlantedLaw, plant
 from manymax.study.data.sources import FORMATS, SOURCES, Columns, Filters, Format, Source
 from manymax.study.data.sources import table as own_table
 
-PLANTED = re.compile(r"planted(-[\w-]+)?")  # a name, also where a file is called so: ./planted is that file
+PLANTED_NAME = re.compile(r"planted(-[\w-]+)?")  # a name, also where a file is called so: ./planted is that file
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def load(
     """Read all interactions of a data set. Args: as of `prepare`."""
     if name is not None and (not name or set(name) & {"/", "\\"} or name in (".", "..")):
         raise ArgumentError(f"`name` becomes part of file names, so it must hold no / or \\; got {name!r}.")
-    if isinstance(data, str) and PLANTED.fullmatch(data):
+    if isinstance(data, str) and PLANTED_NAME.fullmatch(data):
         _only_for_tables(columns, data)
         return _planted(data, size, seed)
     if size is not None:
@@ -79,9 +79,9 @@ def load(
     return Loaded(_file(_at_home(Path(data)), columns, name))
 
 
-def changed(data: str, files: Mapping[str, str], columns: Mapping[str, str] | None = None) -> list[str]:
+def changed_files(data: str, files: Mapping[str, str], columns: Mapping[str, str] | None = None) -> list[str]:
     """Which of the files {name: sha256} that `data` was read from have other content now; those gone do not count."""
-    if PLANTED.fullmatch(data):
+    if PLANTED_NAME.fullmatch(data):
         return []
     if data in SOURCES:
         paths = SOURCES[data].paths(cache())
