@@ -1,4 +1,4 @@
-"""The family: one folder per member, one table; and a table of reference losses beside it, with the same fields."""
+"""`FAMILY`, the table of all members, with one folder per member; and `REFERENCE_LOSSES`, losses to compare with."""
 
 from manymax.engine.member import Member
 from manymax.members import (
@@ -29,10 +29,11 @@ FAMILY: Table[Member] = Table(
     rg.MEMBER,
 )
 
-# Losses that the family is compared with: rows with the same fields, so that heads and studies take them like members.
-REFERENCE_LOSSES: Table[Member] = Table("reference", bpr.MEMBER, bce.MEMBER)
+# Losses outside of the family that it is compared with. Their entries have the same fields as those of members, so that
+# heads and studies use them in the same way.
+REFERENCE_LOSSES: Table[Member] = Table("reference loss", bpr.MEMBER, bce.MEMBER)
 
-# What approximations are measured against, and what every comparison is made with.
+# The loss that approximations are measured against, and that reports compare every other loss with.
 BASELINE: Member = softmax.MEMBER
 
 __all__ = ["BASELINE", "FAMILY", "REFERENCE_LOSSES"]

@@ -1,4 +1,4 @@
-"""Alpha-entmax: everything about this member."""
+"""Alpha-entmax: its map, loss, kernel, facts and closed forms, and its entry in `FAMILY`."""
 
 from manymax.engine.member import Member
 from manymax.members.entmax.kernel import COST, TRAFFIC, entmax_kernel

@@ -1,4 +1,4 @@
-"""Rankmax: everything about this member."""
+"""Rankmax: its map, loss, kernel, facts and closed forms, and its entry in `FAMILY`."""
 
 from manymax.engine.member import Member
 from manymax.members.rankmax.kernel import COST, TRAFFIC, rankmax_kernel

@@ -1,4 +1,4 @@
-"""Softmax cross entropy: everything about this member."""
+"""Softmax cross entropy: its map, loss, kernel, facts and closed forms, and its entry in `FAMILY`."""
 
 from manymax.engine.member import Member
 from manymax.members.softmax.kernel import COST, TRAFFIC, softmax_kernel

@@ -1,4 +1,4 @@
-"""Softmax of a block of scores: losses and gradient, in place."""
+"""Softmax of a block of scores: losses, and the gradient in place of the scores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ from manymax.members.softmax.loss import omega
 from manymax.ops.checks import check_finite
 
 COST = exact_cost(EntryCost(Work(exponentials=1), calls=150, plain=2.5))
-TRAFFIC = exact_traffic(sums=2, row=MARKED + 2 * DOUBLE)  # the maximum; sum exp(s - max) and sum_i t_i (s_i - max)
+# Two exchanges per block. The first carries the row maxima, the second, in float64, two sums per row:
+# sum_j exp(s_j - max) and sum_i t_i (s_i - max).
+TRAFFIC = exact_traffic(sums=2, row=MARKED + 2 * DOUBLE)
+
+# A positive with a probability below this has too few digits left in float32, whose normal numbers end at 1e-38, for
+# its logarithm to be the loss.
+LEAST_PROBABILITY = 1e-30
 
 
 def softmax_kernel() -> Kernel:
@@ -27,55 +33,76 @@ def softmax_kernel() -> Kernel:
 
 
 def block_softmax(block: Block) -> BlockResult:
-    """Losses and gradient of a block of scores, which the gradient overwrites."""
-    return _whole_rows(block) if block.ranks.alone else _parts_of_rows(block)
+    """Losses (n,) and gradient of a block of scores (n, C'); the gradient overwrites the scores."""
+    return _whole_rows(block) if block.ranks.alone else _sharded_rows(block)
 
 
 def _whole_rows(block: Block) -> BlockResult:
-    """With i the likeliest listed class log Z - s_i = -log p_i, which no offset of the scores costs its digits.
+    """The result of a block that holds all classes of its rows.
 
-    One pass for the softmax and a few over single columns: with all classes at hand no maximum is needed.
+    With b the most probable positive of a row,
+
+        loss = sum_i t_i (log Z - s_i) = total (log Z - s_b) - sum_i t_i (s_i - s_b),   log Z - s_b = -log p_b.
+
+    Only differences of scores are left, so that a large offset of the scores costs no digits.
     """
     target, scores = block.target, block.scores
-    counts = (target.total != 0).unsqueeze(1)
-    picked = target.pick(scores).clone()
-    top = scores.amax(1, keepdim=True) if target.ids is None else torch.empty(0)
+    has_weight = (target.total != 0).unsqueeze(1)
+    # Taken before the softmax overwrites the scores; for float rows `pick` is a view of them, hence the copy.
+    positive_scores = target.pick(scores).clone()
+    # With float rows any class may be the offset, and the best is the maximum of the row. With listed positives the
+    # offset is one of these, which saves a pass over the table for the maximum.
+    offset = scores.amax(1, keepdim=True) if target.ids is None else torch.empty(0)
+    # In place: the block is the only table that a step holds. Masked classes and the padding are -inf and become
+    # exact zeros, so that they add nothing to the products that follow.
     probs = torch.softmax(scores, 1, out=scores)
     if target.ids is None:
-        listed = top_prob = probs.amax(1, keepdim=True)
+        listed = best_prob = probs.amax(1, keepdim=True)
     else:
         listed = target.pick(probs)
-        top_prob, best = torch.where(target.weights != 0, listed, -1.0).max(1, keepdim=True)
-        top = picked.gather(1, best)
-    partition = -top_prob.clamp(min=0).log()
-    # no digits left, or nan: these rows once more
-    lost = (~(top_prob > 1e-30) & counts | listed.isnan().any(1, keepdim=True)).squeeze(1)
+        # A weight of 0 pads the list of positives: -1 keeps it from being the best.
+        best_prob, best = torch.where(target.weights != 0, listed, -1.0).max(1, keepdim=True)
+        offset = positive_scores.gather(1, best)
+    best_loss = -best_prob.clamp(min=0).log()
+    # Rows in which even the best positive has underflowed, and rows with nan, which come from nan or +inf scores or
+    # from a row without a live class. They are rare, so that their scores are computed again rather than kept.
+    lost = (~(best_prob > LEAST_PROBABILITY) & has_weight | listed.isnan().any(1, keepdim=True)).squeeze(1)
     if lost.any():
         rows = lost.nonzero().squeeze(1)
-        again = block.rescore(rows)
-        check_finite(again.amax(1))
-        partition[rows] = again.sub_(top[rows]).logsumexp(1, keepdim=True)
-    partition, top = torch.where(counts, partition, 0), torch.where(counts, top, 0)
-    result = BlockResult(target.total * partition.squeeze(1) - target.inner(picked, top, block.spread))
+        rescored = block.rescore(rows)
+        check_finite(rescored.amax(1))
+        best_loss[rows] = rescored.sub_(offset[rows]).logsumexp(1, keepdim=True)
+    # A row without a positive, or with positives of class weight 0 alone, has total 0: 0 times inf would be nan.
+    best_loss, offset = torch.where(has_weight, best_loss, 0), torch.where(has_weight, offset, 0)
+    result = BlockResult(target.total * best_loss.squeeze(1) - target.inner(positive_scores, offset, block.spread))
     if target.coefficient is not None:
         target.subtract_(probs)
         result.parts.append(Dense(probs, target.row_coefficient))
     return result
 
 
-def _parts_of_rows(block: Block) -> BlockResult:
-    """Softmax over this rank's classes, then times its share of the sum over all ranks."""
+def _sharded_rows(block: Block) -> BlockResult:
+    """The result of a block whose classes are split over ranks: each rank has a part of every row.
+
+    The softmax over the classes of this rank, times this rank's share of the partition function of all ranks.
+    """
     target, scores, ranks = block.target, block.scores, block.ranks
-    own = scores.amax(1, keepdim=True)
-    maximum = ranks.maximum(own)
+    rank_maximum = scores.amax(1, keepdim=True)
+    # First exchange. A nan on one rank wins, so that all ranks raise the same error and none waits for the others.
+    maximum = ranks.maximum(rank_maximum)
     check_finite(maximum)
+    # Relative to the maximum of all ranks, which every rank knows: the parts of the sum can be added up.
     inner = target.inner(target.pick(scores), maximum, block.spread)
     probs = torch.softmax(scores, 1, out=scores)
-    masked = (own == -torch.inf).squeeze(1)
-    if masked.any():  # no class of this rank is alive
+    masked = (rank_maximum == -torch.inf).squeeze(1)
+    if masked.any():
+        # All classes of the row on this rank are masked, and their softmax is nan. With 1 in place of nan the factor
+        # exp(-inf) below makes both their share of the partition function and their gradient 0.
         probs[masked] = 1.0
-    # the likeliest class has p = exp(own - own) / sum exp(s - own)
-    partial = (own - maximum).double().exp() / probs.amax(1, keepdim=True)
+    # sum_j exp(s_j - max) over this rank's classes without another pass over the table: the largest probability is
+    # 1 / sum_j exp(s_j - rank_maximum). In float64, because the exponential spans many orders of magnitude.
+    partial = (rank_maximum - maximum).double().exp() / probs.amax(1, keepdim=True)
+    # Second exchange: both sums of a row in one message.
     partition, inner = ranks.sum(columns(partial.squeeze(1), inner)).unbind(1)
     result = BlockResult((target.total * partition.log() - inner).to(scores.dtype))
     if target.coefficient is not None:

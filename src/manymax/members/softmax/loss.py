@@ -1,12 +1,12 @@
-"""Softmax and its cross entropy: the reference of the family.
+"""Softmax and its cross entropy, the baseline of the family.
 
     map       p_i = exp(s_i) / sum_j exp(s_j)
     omega     Omega(p) = sum_i p_i log p_i
     loss      l(y, s) = log sum_j exp(s_j) - s_y
     gradient  p - e_y
 
-It is entmax at alpha = 1 and shares its conjugate; every mode equals
-`torch.nn.functional.cross_entropy`.
+Softmax is entmax at alpha = 1, and its loss is computed by the functions of entmax. With every kind of target, weight,
+reduction and smoothing the loss equals `torch.nn.functional.cross_entropy`.
 """
 
 from __future__ import annotations
@@ -42,19 +42,20 @@ def softmax(scores: Tensor, dim: int = -1) -> Tensor:
     check_scores(scores)
     work, dtype = working(scores.movedim(dim, -1))
     probs = torch.softmax(work, -1)
-    # nan, +inf or no live class turn every probability of a row into nan: no pass over the table is needed
+    # A nan or +inf score, or a row without a live class, turns every probability of the row into nan. So the first
+    # probability tells whether something is wrong, and valid scores need no pass over the table.
     if visible(probs) and probs[..., 0].isnan().any():
         check_finite(work.amax(-1))
     return probs.to(dtype).movedim(-1, dim)
 
 
 def omega(probs: Tensor) -> Tensor:
-    """sum_i p_i log p_i, (...): the negative Shannon entropy."""
+    """The negative Shannon entropy Omega(p) = sum_i p_i log p_i, (...) for probabilities (..., C)."""
     return (probs * log_of(probs)).sum(-1)
 
 
 def foundation() -> FenchelYoung:
-    """The Fenchel-Young pair of softmax."""
+    """Map and regulariser of softmax, from which its Fenchel-Young loss follows."""
     return FenchelYoung(
         softmax, omega, slope=lambda probs: probs.log() + 1, potential=partial(potential, alpha=1.0), separable=True
     )
@@ -77,25 +78,27 @@ def softmax_loss(
 
     Args:
         scores: (..., C) float scores, classes last; -inf masks a class (its gradient is 0).
-        target: integer ids (...); several positives as integer ids (..., P) padded with
+        target: one positive per row as integer ids (...); several positives as integer ids (..., P) padded with
             `ignore_index` (a set: repeated ids count once) or as bool rows (..., C); or float rows
-            (..., C) that sum to 1. With weights t_i the loss of a row is sum_i t_i l(i, s).
-        weight: (C,) class weights, which multiply t.
-        ignore_index: an id that is no positive. A row without a positive has loss 0.
+            (..., C) that sum to 1. A target gives class i the weight t_i (1 for a positive), and the loss of a
+            row is sum_i t_i l(i, s).
+        weight: (C,) class weights, which multiply the t_i.
+        ignore_index: the id that marks an entry of `target` as no positive. A row without a positive has loss 0.
         reduction: "none", "mean" or "sum". The mean divides by the sum of the positives' class weights,
             so that a row of several positives counts like as many rows; for float rows and
-            `multilabel="normalized"` it divides by the number of rows that have a positive. A mean over
-            nothing is 0.
-        label_smoothing: share of each positive that is spread evenly over the live classes.
-        multilabel: "sum", the sum over positives; or "normalized", the Fenchel-Young loss at t / |t|,
-            which includes Omega(t / |t|) and is 0 exactly when the map equals the target.
+            `multilabel="normalized"` it divides by the number of rows that have a positive. The mean is 0
+            where no row has a positive.
+        label_smoothing: the share of each positive's weight that is spread evenly over the live classes, those
+            that are not masked.
+        multilabel: "sum", the sum over positives; or "normalized", the Fenchel-Young loss at t / |t| with
+            |t| = sum_i t_i, which includes Omega(t / |t|) and is 0 exactly when the map equals the target.
 
     Returns:
         A scalar, or (...) for `reduction="none"`, in the dtype of `scores` (float32 under autocast).
 
     Raises:
-        ArgumentError: wrong shapes always; nan or +inf scores, ids out of range, a masked positive in eager
-            CPU use (values are not looked at under torch.compile, torch.func and on GPUs).
+        ArgumentError: for wrong shapes; in eager use on a CPU also for nan or +inf scores, ids out of range and a
+            masked positive. Under torch.compile, torch.func and on GPUs values are not inspected.
 
     Example:
         >>> import torch, manymax
@@ -132,8 +135,13 @@ FORMULAS = Formulas(
 
 FACTS = Facts(
     order_preservation=Fact("strict", "s_i > s_j exactly when p_i > p_j", "Table 1, section 3.1.3", "confirmed"),
-    fenchel_young=Fact(True, "Omega is the negative Shannon entropy", "section 2.4", "confirmed"),
-    convex=Fact(True, "convex in the scores, strictly so up to shifts", "appendix A.2", "confirmed"),
+    fenchel_young=Fact(True, "the regulariser Omega is the negative Shannon entropy", "section 2.4", "confirmed"),
+    convex=Fact(
+        True,
+        "the loss is convex in the scores, strictly so in every direction but that of a common shift",
+        "appendix A.2",
+        "confirmed",
+    ),
     calibrated=Fact(
         True,
         "Top-k calibrated and DCG-consistent for one label and for the sum over positives; the normalized form"
@@ -141,7 +149,9 @@ FACTS = Facts(
         "Table 1, proposition 3.2",
         "confirmed",
     ),
-    shift_invariant=Fact(True, "a constant added to all scores changes nothing", "section 3.1.3", "confirmed"),
+    shift_invariant=Fact(
+        True, "a constant added to all scores changes neither the map nor the loss", "section 3.1.3", "confirmed"
+    ),
     smoothness=Fact(
         0.5,
         "1/2, reached at (1/2, 1/2) for two classes and approached for more",

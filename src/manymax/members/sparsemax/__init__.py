@@ -1,4 +1,4 @@
-"""Sparsemax: everything about this member."""
+"""Sparsemax: its map, loss, kernel, facts and closed forms, and its entry in `FAMILY`."""
 
 from manymax.engine.member import Member
 from manymax.members.entmax.kernel import COST, TRAFFIC

@@ -5,9 +5,9 @@
     loss      l(y, s) = 1/2 sum_{j: p_j > 0} (s_j^2 - tau^2) + 1/2 - s_y
     gradient  p - e_y
 
-It is entmax at alpha = 2. The paper writes Omega without the -1/2; the losses agree.
+Sparsemax is entmax at alpha = 2. Some papers write Omega without the constant -1/2; the losses are the same.
 
-Reference: Martins and Astudillo, "From softmax to sparsemax", ICML 2016.
+Citation: Martins and Astudillo, "From softmax to sparsemax", ICML 2016.
 """
 
 from __future__ import annotations
@@ -41,12 +41,15 @@ def sparsemax(scores: Tensor, dim: int = -1) -> Tensor:
 
 
 def omega(probs: Tensor) -> Tensor:
-    """(sum_i p_i^2 - sum_i p_i) / 2, (...): the negative Gini entropy, 0 at vertices."""
+    """The negative Gini entropy Omega(p) = (sum_i p_i^2 - 1) / 2, (...) for probabilities (..., C).
+
+    Written as (sum_i p_i^2 - p_i) / 2, which is the same on the simplex and exactly 0 at its vertices.
+    """
     return (probs.square() - probs).sum(-1) / 2
 
 
 def foundation() -> FenchelYoung:
-    """The Fenchel-Young pair of sparsemax."""
+    """Map and regulariser of sparsemax, from which its Fenchel-Young loss follows."""
     return FenchelYoung(
         sparsemax, omega, slope=lambda probs: probs - 0.5, potential=partial(potential, alpha=2.0), separable=True
     )
@@ -62,7 +65,9 @@ def sparsemax_loss(
     label_smoothing: float = 0.0,
     multilabel: str = "sum",
 ) -> Tensor:
-    """The sparsemax loss, with gradient sparsemax(s) - e_y: 0 once s_y leads every other score by 1.
+    """The sparsemax loss 1/2 sum_{j: p_j > 0} (s_j^2 - tau^2) + 1/2 - s_y, with gradient sparsemax(s) - e_y.
+
+    The loss and its gradient are exactly 0 where s_y exceeds every other score by at least 1.
 
     Args:
         scores: (..., C) scores, classes last; -inf masks a class.
@@ -96,7 +101,7 @@ class SparsemaxLoss(ExactLoss):
 
 
 FORMULAS = Formulas(
-    map="p_i = max(0, s_i - tau), tau: sum_i p_i = 1",
+    map="p_i = max(0, s_i - tau), with tau such that sum_i p_i = 1",
     loss="1/2 sum_{p_j > 0} (s_j^2 - tau^2) + 1/2 - s_y",
     gradient="p - e_y",
     omega="(sum_i p_i^2 - 1) / 2",
@@ -106,15 +111,17 @@ FACTS = Facts(
     order_preservation=Fact(
         "weak", "never inverts; classes below the threshold tie at 0", "proposition 3.5", "confirmed"
     ),
-    fenchel_young=Fact(True, "Omega is the negative Gini entropy", "section 2.4", "confirmed"),
-    convex=Fact(True, "convex in the scores", "appendix A.2", "confirmed"),
+    fenchel_young=Fact(True, "the regulariser Omega is the negative Gini entropy", "section 2.4", "confirmed"),
+    convex=Fact(True, "the loss is convex in the scores", "appendix A.2", "confirmed"),
     calibrated=Fact(
         True,
         "Top-k calibrated (k >= 1) and DCG-consistent for one label and for the sum over positives",
         "proposition 3.3",
         "confirmed",
     ),
-    shift_invariant=Fact(True, "a constant added to all scores changes nothing", "definition", "derived"),
+    shift_invariant=Fact(
+        True, "a constant added to all scores changes neither the map nor the loss", "definition", "derived"
+    ),
     smoothness=Fact(
         1.0,
         "1 wherever the support has at least two classes, else 0",

@@ -1,4 +1,4 @@
-"""Taylor-softmax: everything about this member."""
+"""Taylor-softmax: its map, loss, kernel, facts and closed forms, and its entry in `FAMILY`."""
 
 from manymax.engine.member import Member
 from manymax.members.taylor_softmax.kernel import COST, TRAFFIC, taylor_kernel
