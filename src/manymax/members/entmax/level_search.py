@@ -86,8 +86,8 @@ def _newton(
 
 
 def plain_sums(d: Tensor, level: Tensor, beta: float) -> Tensor:
-    """F = sum p and A = sum p^(1 - beta) at a level (m, 1), (m, 2) in float64; the slope of F is A / beta in w, A in v."""
-    # Computed in the dtype of d, float64 for candidates and that of the scores for whole rows; added up in float64.
+    """F = sum p and A = sum p^(1 - beta) at a level (m, 1), (m, 2) in float64. A / beta is the slope of F in w."""
+    # Summed in the dtype of d, float64 for candidates and that of the scores for whole rows; float64 for the exchange.
     return torch.cat(levels.mass_and_slope(d, level.to(d.dtype), beta, torch.empty_like(d)), 1).double()
 
 
