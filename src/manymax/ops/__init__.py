@@ -1,1 +1,1 @@
-"""Tensor functions without opinions: what the losses are computed with."""
+"""Numerical building blocks of the losses: functions on tensors that know nothing of any loss."""

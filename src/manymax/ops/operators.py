@@ -1,7 +1,8 @@
 """`simplex.solve` and `simplex.apply` as operators that autograd, vmap and torch.compile do not look into.
 
-Both hold data-dependent searches. A vmapped dimension becomes more rows; torch.compile sees the
-shapes only; members/entmax/loss.py differentiates around them.
+Both run loops whose length depends on the values, which torch.compile and vmap cannot trace. As operators they have a
+rule for each: torch.compile is told the shapes of the results, vmap turns its dimension into more rows, and
+members/entmax/loss.py has the derivatives.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ solve = torch.library.custom_op("manymax::simplex_solve", simplex.solve, mutates
 apply = torch.library.custom_op("manymax::simplex_apply", simplex.apply, mutates_args=())
 
 
+# What torch.compile and fake tensors get: the shapes and dtypes of the results, (rows,) each.
 @solve.register_fake
 def _(scores: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     rows = scores.shape[0]
@@ -27,14 +29,15 @@ def _(scores: Tensor, alpha: Tensor, maximum: Tensor, log_top: Tensor, scale: Te
 
 
 def _merge(size: int, x: Tensor, dim: int | None) -> Tensor:
-    """Fold a vmapped dimension into the rows."""
+    """(size, rows, ...) flattened to (size * rows, ...), whether or not vmap maps over x; `dim` is None if not."""
     batched = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
     return batched.flatten(0, 1)
 
 
 def _merge_alpha(size: int, rows: int, alpha: Tensor, dim: int | None) -> Tensor:
+    """`alpha` for the merged rows: still () if it is one number for all, else (size * rows, 1)."""
     if dim is None and alpha.ndim == 0:
-        return alpha
+        return alpha  # one shared number can take the search for long rows, one per row cannot
     batched = alpha.expand(size, *alpha.shape) if dim is None else alpha.movedim(dim, 0)
     return batched.reshape(size, -1, 1).expand(size, rows, 1).reshape(size * rows, 1)
 

@@ -1,18 +1,21 @@
-"""Blocks of rows that fit a budget."""
+"""Cutting rows into blocks that fit a budget of memory."""
 
 from __future__ import annotations
 
-BLOCK_BYTES = 8 * 2**20  # small enough to be reused from cache-warm memory, large enough to hide the loop
+# Small enough that the memory of a block is still in cache when the next block reuses it, large enough that the calls
+# of the loop take no share of the time.
+BLOCK_BYTES = 8 * 2**20
 
 
 def row_blocks(num_rows: int, row_size: int, budget: int = BLOCK_BYTES) -> list[slice]:
-    """Slices that cover `num_rows` rows, each of at least one row and otherwise of at most the budget.
+    """Slices that cover `num_rows` rows: as many rows each as the budget allows, and at least one.
 
-    The blocks depend on the sizes alone, so that results are the same on every run.
+    The blocks depend on the sizes alone, not on free memory or on the machine, so that results are the same in every
+    run.
 
     Args:
-        num_rows: rows in all; none gives no block.
-        row_size: what one row needs, in bytes or in whatever the budget counts.
+        num_rows: number of rows in all; 0 gives no block.
+        row_size: what one row needs, in bytes or in whatever unit the budget has.
         budget: what a block may need.
 
     Returns:
