@@ -227,7 +227,7 @@ def test_a_fault_on_one_rank_is_an_error_on_all(pool: Pool) -> None:
         ({"head": manymax.LinearRGLoss(None, 3), "bias": True}, "`bias` needs class vectors made here"),
         (
             {"head": manymax.LinearHierarchicalSoftmaxLoss(2, 3)},
-            "`head` of hierarchical_softmax cannot be split over ranks: its vectors stand at the nodes of a tree",
+            "`head` of hierarchical_softmax cannot be split over ranks: its vectors belong to the nodes of a tree",
         ),
     ],
 )

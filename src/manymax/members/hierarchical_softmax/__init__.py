@@ -1,18 +1,12 @@
-"""Hierarchical softmax: everything about this member."""
+"""Hierarchical softmax: its loss, head, facts and theory, and its entry in `FAMILY`."""
 
 from manymax.engine.member import Member
+from manymax.members.hierarchical_softmax.facts import FACTS, FORMULAS, cost, mean_code_length
 from manymax.members.hierarchical_softmax.head import (
     LinearHierarchicalSoftmaxLoss,
     linear_hierarchical_softmax_loss,
 )
-from manymax.members.hierarchical_softmax.loss import (
-    FACTS,
-    FORMULAS,
-    HierarchicalSoftmaxLoss,
-    cost,
-    hierarchical_softmax_loss,
-    mean_code_length,
-)
+from manymax.members.hierarchical_softmax.loss import HierarchicalSoftmaxLoss, hierarchical_softmax_loss
 from manymax.members.hierarchical_softmax.theory import THEORY
 
 MEMBER = Member(
@@ -24,7 +18,7 @@ MEMBER = Member(
     aliases=("hsm",),
     formulas=FORMULAS,
     facts=FACTS,
-    unsharded="its vectors stand at the nodes of a tree, and every path begins at the same few of them",
+    unsharded="its vectors belong to the nodes of a tree, and every path begins at the same few of them",
     head=LinearHierarchicalSoftmaxLoss,
     head_function=linear_hierarchical_softmax_loss,
     cost=cost,

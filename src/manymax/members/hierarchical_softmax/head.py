@@ -1,4 +1,4 @@
-"""Hierarchical softmax as a head: the call of all others, with vectors at the nodes of a tree."""
+"""Hierarchical softmax with the calls of the other heads; its vectors belong to the nodes of a tree."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from manymax.members.hierarchical_softmax.loss import (
 )
 from manymax.ops.tree import ClassTree, HuffmanTree
 
+# The options that have an effect on this head, and the reason that the error for all others gives.
 HONOURS = frozenset({"sparse_grad", "retain_graph"})
 WHY = "it has no blocks of scores, only those of the nodes on paths"
 
@@ -34,21 +35,21 @@ def linear_hierarchical_softmax_loss(
     multilabel: str = "sum",
     options: Options = None,
 ) -> Tensor:
-    """`hierarchical_softmax_loss` with the arguments of the other heads.
+    """Hierarchical softmax loss with the arguments of the other heads; see `hierarchical_softmax_loss`.
 
     Args:
         input: (..., d) queries.
-        linear_weight: (M, d) vectors of the nodes: M = C - 1 of a binary tree over C classes.
+        linear_weight: (M, d) vectors of the inner nodes; a binary tree over C classes has M = C - 1 of them.
         target: as in `linear_softmax_loss`.
-        tree: over the classes; None for a balanced one over M + 1 classes.
-        linear_bias: (M,) of the nodes.
+        tree: a tree over the classes; None for a balanced binary one over M + 1 classes.
+        linear_bias: (M,) biases of the nodes.
         weight, reduction, ignore_index, label_smoothing, multilabel: as in `linear_softmax_loss`.
-        options: `HeadOptions` or a mapping of its fields, of which `sparse_grad` has an effect.
+        options: `HeadOptions` or a mapping of its fields, of which only `sparse_grad` has an effect.
 
     Returns:
         A scalar, or (...) for `reduction="none"`.
 
-    Example: at zero each of the two decisions about a class of four costs log 2.
+    Example: a path to one of four classes has two decisions, and with all scores 0 each of them costs log 2.
         >>> import torch, manymax
         >>> manymax.linear_hierarchical_softmax_loss(torch.zeros(2, 5), torch.zeros(3, 5), torch.tensor([0, 3]))
         tensor(1.3863)
@@ -70,20 +71,22 @@ def linear_hierarchical_softmax_loss(
 
 
 def balanced_tree(num_classes: int) -> ClassTree:
-    """Huffman's tree of classes that are all alike."""
+    """Huffman's tree of equal counts: the lengths of any two paths differ by 1 at most."""
     return HuffmanTree(torch.ones(num_classes))
 
 
 class LinearHierarchicalSoftmaxLoss(LinearHead, HierarchicalSoftmaxLoss):
     """Hierarchical softmax of a linear layer over the nodes of a tree; see `linear_hierarchical_softmax_loss`.
 
-    It is called like every head. Its vectors stand at the nodes and belong to it, so that it takes none from elsewhere.
+    It is called like every head. Its vectors belong to the nodes of the tree, not to the classes, so a call cannot
+    pass class vectors that are kept elsewhere.
 
     Args:
         in_features: d.
         num_classes: C.
-        tree: over the C classes, `HuffmanTree(counts)` or `ClassTree.from_paths(paths)`; None for a balanced one.
-        bias: give each node vector a bias.
+        tree: a tree over the C classes, `HuffmanTree(counts)` or `ClassTree.from_paths(paths)`; None for a balanced
+            binary one.
+        bias: whether each node vector has a bias.
         device, dtype: of the node vectors.
         weight, reduction, ignore_index, label_smoothing, multilabel, options: as in the function.
 
@@ -118,7 +121,9 @@ class LinearHierarchicalSoftmaxLoss(LinearHead, HierarchicalSoftmaxLoss):
         if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 1:
             raise ArgumentError(f"`num_classes` must be at least 1; got {num_classes}.")
         if in_features is None:
-            raise ArgumentError("`in_features` must be given: the vectors of a tree belong to its head.")
+            raise ArgumentError(
+                "`in_features` must be given: the node vectors belong to the head, which cannot take others."
+            )
         tree = balanced_tree(num_classes) if tree is None else tree
         check_tree(tree)
         if tree.num_classes != num_classes:
@@ -140,6 +145,7 @@ class LinearHierarchicalSoftmaxLoss(LinearHead, HierarchicalSoftmaxLoss):
         )
         self.num_classes, self.linear = num_classes, None
 
+    # `LinearHead`, the first base class, defines these methods for class vectors; here they must be those of the tree.
     forward = HierarchicalSoftmaxLoss.forward
     scores = HierarchicalSoftmaxLoss.scores  # type: ignore[assignment]
     topk = HierarchicalSoftmaxLoss.topk  # type: ignore[assignment]

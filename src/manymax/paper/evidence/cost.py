@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from manymax.members import FAMILY
-from manymax.members.hierarchical_softmax.loss import mean_code_length
+from manymax.members.hierarchical_softmax.facts import mean_code_length
 from manymax.members.nce.loss import nce_loss
 from manymax.members.rg.loss import class_moments, rg_log_partition, rg_log_partition_from_moments
 from manymax.members.sampled_softmax.loss import sampled_softmax_loss
