@@ -1,0 +1,23 @@
+"""Every variant of the model, and rows solved in one block or each in its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from manymax.members.rg import interactions as sparse
+from tests.als.dense import VARIANTS
+
+
+@pytest.fixture(params=VARIANTS)
+def variant(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return VARIANTS[request.param]
+
+
+@pytest.fixture(params=["whole", "single rows"])
+def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rows in one block, where the longest decides how they are solved, or each row in its own."""
+    if request.param == "single rows":
+        monkeypatch.setattr(sparse, "SHARED_BLOCK", 1)
+        monkeypatch.setattr(sparse, "SEPARATE_BLOCK", 1)
