@@ -120,7 +120,7 @@ def test_sparse_refuses_smoothing() -> None:
 
 @pytest.fixture(params=["by cost", "search", "all"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How the best classes are found: as the cost model decides, by search in the tree, or from log P of all classes."""
+    """How the best classes are found: whichever way costs less, by search in the tree, or from log P of all."""
     if request.param == "search":
         monkeypatch.setattr(tree_model, "GATHER_COST", 1e-9)
     if request.param == "all":
