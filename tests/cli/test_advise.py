@@ -55,7 +55,7 @@ def test_a_table_with_reasons(machine: str) -> None:
 
 def test_nothing_fits(machine: str) -> None:
     text = output("200", "--machine", machine, "--max-memory", "1e-9")
-    assert text.startswith("No member fits.\n\nRejected\n")
+    assert text.startswith("No member fits the limits.\n\nRejected\n")
     assert "Why" not in text
 
 

@@ -14,12 +14,12 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 import manymax
-from manymax.cli import console as look
+from manymax.cli import console as display
 from manymax.cli import docs as docs_command
 from manymax.cli import losses as losses_command
 from manymax.cli import show as show_command
 from manymax.cli.app import app
-from manymax.cli.member_text import cell, columns, member_json, word
+from manymax.cli.member_text import fact_cell, fact_word, member_as_json, stated_facts
 from manymax.engine.member import Fact, Member
 from manymax.errors import ManymaxError
 from manymax.members import FAMILY
@@ -62,7 +62,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch, width: int) -> StringIO:
     """Make the commands print into a terminal of this width."""
     screen = StringIO()
     monkeypatch.setattr(
-        look,
+        display,
         "open_console",
         lambda: Console(
             file=screen, force_terminal=True, color_system=None, width=width, markup=False, highlight=False
@@ -81,9 +81,9 @@ class TestLosses:
         assert lines == [line.rstrip() for line in lines]
 
     def test_cells_are_the_facts(self) -> None:
-        names = columns(FAMILY.values())
+        names = stated_facts(FAMILY.values())
         for row, member in zip(output("losses").splitlines()[2:], FAMILY.values(), strict=False):
-            expected = [cell(getattr(member.facts, name)) for name in names]
+            expected = [fact_cell(getattr(member.facts, name)) for name in names]
             assert [text.strip() for text in row.split("   ") if text.strip()] == [member.name, *expected]
 
     @pytest.mark.parametrize("width", [30, 60, 80, 200])
@@ -98,7 +98,7 @@ class TestLosses:
     def test_json_has_everything(self) -> None:
         family = json.loads(output("losses", "--json"))
         assert [member["name"] for member in family] == list(FAMILY)
-        assert family == [member_json(member) for member in FAMILY.values()]
+        assert family == [member_as_json(member) for member in FAMILY.values()]
         for entry, member in zip(family, FAMILY.values(), strict=True):
             assert entry["formulas"]["loss"] == member.formulas.loss
             assert entry["kind"] == member.kind
@@ -136,7 +136,7 @@ class TestShow:
             assert hasattr(importlib.import_module(module), function)
 
     def test_json_is_the_record(self) -> None:
-        assert json.loads(output("show", "softmax", "--json")) == member_json(FAMILY["softmax"])
+        assert json.loads(output("show", "softmax", "--json")) == member_as_json(FAMILY["softmax"])
 
     def test_other_names_work(self, odd_one: Member) -> None:
         assert output("show", "strange") == output("show", "odd")
@@ -163,7 +163,7 @@ class TestShow:
 
 class TestDocs:
     def test_writes_table_and_page(self, tmp_path: Path) -> None:
-        for page in (docs_command.PAGE, docs_command.STUB):
+        for page in (docs_command.FAMILY_PAGE, docs_command.TYPE_STUB):
             (tmp_path / page).parent.mkdir(parents=True)
         (tmp_path / "README.md").write_text(f"before\n{docs_command.BEGIN}\nold\n{docs_command.END}\nafter\n")
         output("docs", "--root", str(tmp_path))
@@ -171,8 +171,8 @@ class TestDocs:
         assert text.startswith(f"before\n{docs_command.BEGIN}\n| member |")
         assert text.endswith(f"|\n{docs_command.END}\nafter\n")
         assert "old" not in text
-        assert (tmp_path / docs_command.PAGE).read_text().count("\n## ") == len(FAMILY) + 1
-        assert "class LinearSoftmaxLoss(ExactHead):" in (tmp_path / docs_command.STUB).read_text()
+        assert (tmp_path / docs_command.FAMILY_PAGE).read_text().count("\n## ") == len(FAMILY) + 1
+        assert "class LinearSoftmaxLoss(ExactHead):" in (tmp_path / docs_command.TYPE_STUB).read_text()
 
     def test_a_bar_does_not_break_a_row(self, odd_one: Member) -> None:
         page = docs_command.family_page()
@@ -207,11 +207,11 @@ class TestHelp:
 def test_ascii_only_output_does_not_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = BytesIO()
     monkeypatch.setattr("sys.stdout", TextIOWrapper(raw, encoding="ascii", write_through=True))
-    look.put(look.open_console(), look.table(["Ω"], [["[α]"]]))
+    display.put(display.open_console(), display.table(["Ω"], [["[α]"]]))
     assert raw.getvalue().split() == [b"?", b"---", b"[?]"]
 
 
 def test_words() -> None:
     words = {True: "yes", False: "no", 0.5: "0.5", 2.0: "2", math.inf: "inf", "weak": "weak", None: "unknown"}
-    assert {value: word(Fact(value, "", "", "derived")) for value in words} == words
-    assert word(Fact(None, "", "", "derived", fn=lambda num_classes: 0.0)) == "depends"
+    assert {value: fact_word(Fact(value, "", "", "derived")) for value in words} == words
+    assert fact_word(Fact(None, "", "", "derived", fn=lambda num_classes: 0.0)) == "depends"

@@ -62,7 +62,7 @@ def test_what_the_machine_refuses_is_one_line(arguments: list[str], words: str, 
     ],
 )
 def test_errors_of_files_and_memory_are_told_from_others(error: Exception, words: str | None) -> None:
-    text = cli._of_the_machine(error)
+    text = cli._resource_message(error)
     assert (text is None) if words is None else (text is not None and words in text)
 
 

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from manymax.cli import console as look
+from manymax.cli import console as display
 from manymax.cli import theory as theory_command
 from manymax.cli.app import app
 from manymax.paper import claims
@@ -73,7 +73,7 @@ class TestOutput:
         terminal = Console(
             file=screen, force_terminal=True, color_system=None, width=width, markup=False, highlight=False
         )
-        monkeypatch.setattr(look, "open_console", lambda: terminal)
+        monkeypatch.setattr(display, "open_console", lambda: terminal)
         assert run().exit_code == 0
         assert max(map(len, screen.getvalue().splitlines())) <= width
         assert "…" not in screen.getvalue()

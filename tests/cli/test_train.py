@@ -15,7 +15,7 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from manymax.cli.app import app
-from manymax.cli.train import Screen
+from manymax.cli.train import LiveProgress
 from manymax.errors import ManymaxError
 from manymax.study.checkpoint import TrainingState
 from manymax.study.config import RunConfig
@@ -105,7 +105,7 @@ def test_divergence_is_said_with_a_way_out(tmp_path: Path) -> None:
 def test_a_run_that_hardly_beats_popularity_says_what_to_try(tmp_path: Path) -> None:
     slow = train("--lr", "1e-6", "--epochs", "2", "--out", str(tmp_path / "slow")).stdout
     assert "hardly better than the popularity ranking" in slow
-    assert "about 7 steps an epoch" in slow
+    assert "about 7 steps per epoch" in slow
     solved = ["--loss", "rg", "--solver", "als", "--data", "planted-tiny", "--epochs", "5", "--threads", "1"]
     good = CliRunner().invoke(app, ["train", *solved, "--out", str(tmp_path / "good")]).stdout
     assert "best epoch" in good
@@ -157,7 +157,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
 
 def test_a_terminal_sees_a_moving_line() -> None:
     out = io.StringIO()
-    screen = Screen(Console(file=out, force_terminal=True, width=100, highlight=False))
+    screen = LiveProgress(Console(file=out, force_terminal=True, width=100, highlight=False))
     config, state = RunConfig(epochs=4), TrainingState(epoch=1, batch=3, step=10, best_epoch=1, best_value=0.25)
     screen.begin(config, Path("runs") / "a", state)
     screen.step(state, 2.5, 7)

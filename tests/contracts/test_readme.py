@@ -11,7 +11,16 @@ from pathlib import Path
 import pytest
 
 import manymax
-from manymax.cli.docs import PAGE, PLANTED, STUB, family_page, head_types, planted_page, planted_runs, with_table
+from manymax.cli.docs import (
+    FAMILY_PAGE,
+    PLANTED_PAGE,
+    TYPE_STUB,
+    family_page,
+    head_types,
+    planted_page,
+    planted_runs,
+    with_table,
+)
 from manymax.study.backbones import BACKBONES
 from manymax.study.run_options import flat
 
@@ -41,16 +50,16 @@ def test_readme_names_every_member() -> None:
 
 
 def test_family_page_is_current() -> None:
-    assert (ROOT / PAGE).read_text(encoding="utf-8") == family_page(), "run `make docs`"
+    assert (ROOT / FAMILY_PAGE).read_text(encoding="utf-8") == family_page(), "run `make docs`"
 
 
 def test_types_of_heads_are_current() -> None:
     """Editors and type checkers read them, because the heads are built when the module is imported."""
-    assert (ROOT / STUB).read_text(encoding="utf-8") == head_types(), "run `make docs`"
+    assert (ROOT / TYPE_STUB).read_text(encoding="utf-8") == head_types(), "run `make docs`"
 
 
 def test_planted_page_is_current() -> None:
-    assert (ROOT / PLANTED).read_text(encoding="utf-8") == planted_page(planted_runs(ROOT)), "run `make docs`"
+    assert (ROOT / PLANTED_PAGE).read_text(encoding="utf-8") == planted_page(planted_runs(ROOT)), "run `make docs`"
 
 
 def test_what_was_run_on_planted_data_beats_popularity_clearly_on_every_backbone() -> None:

@@ -173,7 +173,7 @@ def test_a_cluster_that_cannot_be_reached_is_named_in_time(tmp_path: Path) -> No
     ("options", "complaint"),
     [
         (["--engine", "dusk"], "`engine` must be one of 'local', 'dask'; got 'dusk'. Did you mean 'dask'"),
-        (["--address", "tcp://x:1"], "`address` is of a cluster: add `--engine dask`"),
+        (["--address", "tcp://x:1"], "`--address` is that of a dask cluster: add `--engine dask`"),
     ],
 )
 def test_options_that_make_no_sense(options: list[str], complaint: str, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from manymax.cli.study import UnderWay
+from manymax.cli.study import StudyProgress
 from manymax.study.checkpoint import TrainingState, read_training_state, save_checkpoint
 from manymax.study.config import RunConfig
 from manymax.study.engines import Job
@@ -28,7 +28,7 @@ def jobs(folder: Path) -> list[Job]:
 
 def test_a_terminal_sees_every_run_that_is_under_way(tmp_path: Path) -> None:
     out = io.StringIO()
-    with UnderWay(Console(file=out, force_terminal=True, width=100)) as watch:
+    with StudyProgress(Console(file=out, force_terminal=True, width=100)) as watch:
         watch(jobs(tmp_path))
     assert "planted mf softmax seed 0: epoch 3/10  best ndcg@20 0.2500" in out.getvalue()
     assert "planted mf nce seed 0: under way" in out.getvalue()
@@ -36,7 +36,7 @@ def test_a_terminal_sees_every_run_that_is_under_way(tmp_path: Path) -> None:
 
 def test_a_file_sees_nothing_that_moves(tmp_path: Path) -> None:
     out = io.StringIO()
-    with UnderWay(Console(file=out, force_terminal=False)) as watch:
+    with StudyProgress(Console(file=out, force_terminal=False)) as watch:
         watch(jobs(tmp_path))
     assert out.getvalue().strip() == ""
 

@@ -11,41 +11,68 @@ from typing import Annotated
 import typer
 
 from manymax import advisor
-from manymax.cli import console as look
+from manymax.cli import console as display
 from manymax.cli.member_text import settings_text
 from manymax.cli.tensors import read_tensor
 from manymax.errors import ArgumentError, unknown_name
+from manymax.members import BASELINE
 from manymax.theory.cost import Machine, Work
 
-HEADINGS = ("", "member", "settings", "step", "epoch", "memory", "deviation", "k for target", "consistent")
+ADVICE_HEADERS = ("", "member", "settings", "step", "epoch", "memory", "deviation", "k for target", "consistent")
+COLUMNS_NOTE = (
+    "step, epoch: time of loss and gradients, without the optimizer. deviation: bias^2 + variance against the"
+    f" {BASELINE.name} loss. k for target: negatives at which the deviation falls below --target."
+)
 
 
 def advise(
     num_classes: Annotated[int, typer.Argument(metavar="CLASSES", help="The number of classes, C.")],
-    dim: Annotated[int, typer.Option(help="Size of queries and class vectors, d.")] = 64,
-    batch: Annotated[int, typer.Option(help="Rows of a step, N.")] = 1024,
-    examples: Annotated[int | None, typer.Option(help="Examples of an epoch.")] = None,
-    positives: Annotated[float, typer.Option(help="Labels of an example, on average.")] = 1.0,
-    metric: Annotated[str, typer.Option(help=f"What matters: {', '.join(advisor.MULTILABEL_BY_METRIC)}.")] = "ndcg",
-    max_memory: Annotated[float | None, typer.Option(metavar="GB", help="Memory that the head may take.")] = None,
-    max_step_seconds: Annotated[float | None, typer.Option(help="Time that a step may take.")] = None,
-    max_epoch_seconds: Annotated[float | None, typer.Option(help="Time that an epoch may take.")] = None,
-    num_negatives: Annotated[int | None, typer.Option(help="k; left out, what the target takes.")] = None,
-    shared: Annotated[bool, typer.Option("--shared", help="Draw negatives once for all rows.")] = False,
-    target: Annotated[float, typer.Option(help="Total deviation that counts as none, in nats^2.")] = advisor.TARGET,
+    dim: Annotated[int, typer.Option(help="Size of the queries and class vectors, d.")] = 64,
+    batch: Annotated[int, typer.Option(help="Rows of a training step, N.")] = 1024,
+    examples: Annotated[
+        int | None, typer.Option(help="Training examples of an epoch; needed to predict the time of an epoch.")
+    ] = None,
+    positives: Annotated[float, typer.Option(help="Labels per example, on average.")] = 1.0,
+    metric: Annotated[
+        str, typer.Option(help=f"What the model is judged by: {', '.join(advisor.MULTILABEL_BY_METRIC)}.")
+    ] = "ndcg",
+    max_memory: Annotated[float | None, typer.Option(metavar="GB", help="Most memory that the head may take.")] = None,
+    max_step_seconds: Annotated[float | None, typer.Option(help="Most seconds that a step may take.")] = None,
+    max_epoch_seconds: Annotated[float | None, typer.Option(help="Most seconds that an epoch may take.")] = None,
+    num_negatives: Annotated[
+        int | None, typer.Option(help="k, negatives per row; if left out, as many as --target takes.")
+    ] = None,
+    shared: Annotated[
+        bool, typer.Option("--shared", help="Draw negatives once for all rows of a batch, not for each row.")
+    ] = False,
+    target: Annotated[
+        float, typer.Option(help=f"Deviation from {BASELINE.name} (bias^2 + variance, in nats^2) that is small enough.")
+    ] = advisor.TARGET,
     scores: Annotated[
-        Path | None, typer.Option(help="Scores of a model, (rows, classes): .npy, .pt, .safetensors.")
+        Path | None,
+        typer.Option(help="Scores of your model, shape (rows, classes), in a .npy, .pt or .safetensors file."),
     ] = None,
     spread: Annotated[
-        float, typer.Option(help="Spread of made-up scores where none are given.")
+        float, typer.Option(help="Standard deviation of the made-up scores that are used without --scores.")
     ] = advisor.ASSUMED_SPREAD,
-    log_q: Annotated[Path | None, typer.Option(help="log q of a proposal, (classes,): the same kinds of file.")] = None,
-    machine: Annotated[
-        Path | None, typer.Option(help="The `machine` of an earlier --json; left out, it is measured.")
+    log_q: Annotated[
+        Path | None,
+        typer.Option(help="log q of a proposal, shape (classes,), in such a file; compared with the uniform one."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
+    machine: Annotated[
+        Path | None,
+        typer.Option(help="File with the output of an earlier --json: take its machine instead of measuring this one."),
+    ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the ranking, the machine and the assumptions as JSON.")
+    ] = False,
 ) -> None:
-    """Rank the members for a situation: predicted time, memory and deviation from exact softmax.
+    """Rank the losses for your situation, and say why.
+
+    Use it before training, when you know the number of classes and your limits but not which loss to take. It measures
+    the speed of this machine for a few seconds, predicts time, memory and deviation from exact softmax, rejects what
+    does not fit, and says what each loss gives up. Scores of your own model (--scores) make the predicted deviations
+    more reliable.
 
     \b
     Examples:
@@ -72,16 +99,18 @@ def advise(
         log_q=None if log_q is None else read_tensor("--log-q", log_q),
     )
     if json:
-        look.put_json(advice.as_dict())
+        display.put_json(advice.as_dict())
         return
-    console = look.open_console()
+    console = display.open_console()
     if advice.ranked:
-        look.put(console, look.table(HEADINGS, (_row(n, choice) for n, choice in enumerate(advice.ranked, 1))))
+        ranking = (_row(n, choice) for n, choice in enumerate(advice.ranked, 1))
+        display.put(console, display.table(ADVICE_HEADERS, ranking))
+        display.put(console, COLUMNS_NOTE)
     else:
-        look.put(console, "No member fits.")
+        display.put(console, "No member fits the limits.")
     for title, rows in _sections(advice):
         console.print(f"\n{title}")
-        look.put(console, look.pairs(rows))
+        display.put(console, display.pairs(rows))
 
 
 def _row(number: int, choice: advisor.Choice) -> list[str]:
@@ -104,7 +133,7 @@ def _settings(choice: advisor.Choice) -> str:
 
 
 def _seconds(seconds: float) -> str:
-    """A time in the unit that suits it.
+    """A time in the unit that keeps the number short: ms, s, min or h.
 
     >>> _seconds(0.0123), _seconds(75.0), _seconds(7200.0)
     ('12.3 ms', '75 s', '2 h')
@@ -116,6 +145,7 @@ def _seconds(seconds: float) -> str:
 
 
 def _sections(advice: advisor.Advice) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """The parts of the output below the table: (title, [(name, text), ...])."""
     if advice.ranked:
         yield "Why, and what each gives up", [line for choice in advice.ranked for line in _reasons(choice)]
     if advice.rejected:
@@ -130,7 +160,11 @@ def _reasons(choice: advisor.Choice) -> Iterator[tuple[str, str]]:
 
 
 def read_machine(path: Path) -> Machine:
-    """The speed of a machine from a JSON file: its own fields, or those under the key "machine"."""
+    """Read the speed of a machine from a JSON file.
+
+    The file holds the fields of `Machine` (seconds per unit of each kind of work), either at its top or under the key
+    "machine", as in the output of `--json`.
+    """
     try:
         content = json_format.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json_format.JSONDecodeError) as error:

@@ -1,4 +1,4 @@
-"""The table of commands."""
+"""All commands of `manymax`, put together into one typer app."""
 
 from __future__ import annotations
 
@@ -36,21 +36,25 @@ def manymax(
 ) -> None:
     """The softmax family of losses: what each member is, what is true of it, and which one to use.
 
+    To look things up: losses, show, theory. To choose a loss: advise, diagnose, plan. To train and compare models on
+    data: data, train, study, report. To use a trained model: recommend, export. Every command explains itself with
+    --help.
+
     \b
     Examples:
-      manymax losses               the family and its facts, one row a member
+      manymax losses               the family and its facts, one row per member
       manymax show sparsemax       formulas, calls and facts of one member
-      manymax show ssm             other names work too
-      manymax losses --json        everything, for programs
-      manymax theory               the paper's theory, run again
+      manymax show ssm             a member by its alias
+      manymax losses --json        everything about every member, for programs
+      manymax theory               the paper's theory tables, checked cell by cell
       manymax advise 1000000       which loss for a million classes, and why
-      manymax train                one model with one loss on built-in data
+      manymax train                train one model with one loss on built-in data
       manymax study                every member on built-in data, and a report
     """
 
 
 def build_app() -> typer.Typer:
-    """The command, with an option for each setting that the tables declare at this moment."""
+    """The `manymax` command; `train` gets an option per setting that members, samplers and backbones declare now."""
     app = typer.Typer(
         name="manymax",
         no_args_is_help=True,
@@ -78,7 +82,7 @@ def build_app() -> typer.Typer:
 
 
 def __getattr__(name: str) -> typer.Typer:
-    """`app` is built when it is asked for, not when this module is imported."""
+    """Build `app` at access, not at import: rows added to the tables meanwhile bring their options along."""
     if name == "app":
         return build_app()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""`manymax data`: which data sets there are, fetching them, preparing them, and what was done to them."""
+"""`manymax data`: list data sets, fetch them, filter and split them, and print what was done."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from manymax.cli import console as look
+from manymax.cli import console as display
 from manymax.errors import ArgumentError
 from manymax.study.data.card import HEADINGS, card_notes, card_rows, read_card
-from manymax.study.data.download import Progress as Report
+from manymax.study.data.download import Progress as ProgressCallback
 from manymax.study.data.download import get as fetch_all
 from manymax.study.data.load import cache
 from manymax.study.data.prepare import prepare as prepare_data
@@ -25,12 +25,15 @@ from manymax.study.data.split import SPLITS
 
 data = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
-Json = Annotated[bool, typer.Option("--json", help="Print as JSON.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the same as JSON, for programs.")]
 
 
 @data.callback()
 def about() -> None:
-    """Data sets: list, fetch, prepare, and the card that says what was done.
+    """List, fetch and prepare data sets.
+
+    Training needs none of this for built-in data. Use it to download a public data set, or to see how many users, items
+    and interactions filters leave before you train on a file of your own.
 
     \b
     Examples:
@@ -44,33 +47,39 @@ def about() -> None:
 def list_sources(json: Json = False) -> None:
     """List the data sets that have a name.
 
+    The column `status` says whether a data set is already on this machine. The names are what `manymax data get`,
+    `manymax data prepare` and `--data` of `manymax train` take.
+
     \b
     Examples:
       manymax data list
       manymax data list --json
     """
-    records = [_record(source) for source in SOURCES.values()]
     if json:
-        look.put_json(records)
+        display.put_json([_source_as_json(source) for source in SOURCES.values()])
         return
     rows = [
-        [source.name, record["status"], ", ".join(source.presets) or "-", source.title]
-        for source, record in zip(SOURCES.values(), records, strict=True)
+        [source.name, _status(source), ", ".join(source.presets) or "-", source.title] for source in SOURCES.values()
     ]
-    console = look.open_console()
-    look.put(console, look.table(["name", "status", "presets", "what it is"], rows))
-    look.put(console, f"Downloads are kept in {cache()}; $MANYMAX_CACHE names another folder.")
-    look.put(console, "Own data: CSV, TSV or Parquet, by path.")
+    console = display.open_console()
+    display.put(console, display.table(["name", "status", "presets", "what it is"], rows))
+    display.put(console, f"Downloads are kept in {cache()}; set $MANYMAX_CACHE to keep them in another folder.")
+    display.put(console, "For your own data give the path of a CSV, TSV or Parquet file instead of a name.")
 
 
-def _record(source: Source) -> dict[str, Any]:
+def _status(source: Source) -> str:
     paths = source.paths(cache())
-    there = "built in" if not paths else "here" if all(path.is_file() for path in paths) else "not fetched"
+    if not paths:
+        return "built in"
+    return "here" if all(path.is_file() for path in paths) else "not fetched"
+
+
+def _source_as_json(source: Source) -> dict[str, Any]:
     return {
         "name": source.name,
         "aliases": list(source.aliases),
         "title": source.title,
-        "status": there,
+        "status": _status(source),
         "presets": {name: filters._asdict() for name, filters in source.presets.items()},
         "files": [file.url for file in source.files],
         "terms": source.terms,
@@ -81,30 +90,34 @@ def _record(source: Source) -> dict[str, Any]:
 @data.command()
 def get(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A data set of `manymax data list`.")],
-    folder: Annotated[Path | None, typer.Option(help="Keep the files here and not in the cache.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="Keep the files in this folder instead of the cache.")] = None,
 ) -> None:
-    """Fetch a data set from its publisher; what broke off goes on where it was, what is there is checked.
+    """Download a data set from its publisher.
+
+    Use it once before training on one of the public data sets. A download that was interrupted goes on where it
+    stopped, and files that are already there are checked, not fetched again. The terms of use and the citation are
+    printed.
 
     \b
     Examples:
       manymax data get ml-1m
     """
     source = SOURCES[name]
-    console = look.open_console()
+    console = display.open_console()
     if not source.files:
-        look.put(console, f"{source.name} is made on this machine: there is nothing to fetch.")
+        display.put(console, f"{source.name} is made on this machine: there is nothing to fetch.")
         return
     with _progress() as report:
         sentences = fetch_all(source, folder or cache(), report)
     for sentence in sentences:
-        look.put(console, sentence)
-    look.put(console, f"Terms: {source.terms}")
-    look.put(console, f"Please cite: {source.citation}")
+        display.put(console, sentence)
+    display.put(console, f"Terms: {source.terms}")
+    display.put(console, f"Please cite: {source.citation}")
 
 
 @contextmanager
-def _progress() -> Iterator[Report]:
-    """Bars on stderr, where that is a terminal."""
+def _progress() -> Iterator[ProgressCallback]:
+    """Progress bars on stderr, if that is a terminal; yields the callback that moves them."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -126,27 +139,45 @@ def _progress() -> Iterator[Report]:
 
 @data.command()
 def prepare(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A data set of `manymax data list`, or a file.")],
-    path: Annotated[Path | None, typer.Option("--from", help="A file that holds the data set NAME.")] = None,
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A data set of `manymax data list`, or the path of a file.")
+    ],
+    path: Annotated[
+        Path | None, typer.Option("--from", help="A file that holds the data set NAME, if it is not in the cache.")
+    ] = None,
     preset: Annotated[
-        str | None, typer.Option(help="Filters as in the paper: paper-table (its table), paper-text (its text).")
+        str | None,
+        typer.Option(
+            help="Filters of the paper: paper-table (those behind its table) or paper-text (those in its text)."
+        ),
     ] = None,
     min_rating: Annotated[float | None, typer.Option(help="Keep interactions with at least this rating.")] = None,
     k_core: Annotated[
-        int | None, typer.Option(help="Keep users and items with at least this many interactions.")
+        int | None,
+        typer.Option(help="Keep users and items with at least this many interactions, repeatedly until none is below."),
     ] = None,
-    split: Annotated[str | None, typer.Option(help=f"{', '.join(SPLITS)}; the data's own where it has one.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the split and of planted data.")] = 0,
+    split: Annotated[
+        str | None,
+        typer.Option(help=f"How to hold out test items: {', '.join(SPLITS)}. [default: given, else ratio]"),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the split and of planted data.")] = 0,
     columns: Annotated[
-        str | None, typer.Option(help="Columns of an own file: user=..,item=..,rating=..,time=..,split=..")
+        str | None,
+        typer.Option(help="Columns of your own file: user=..,item=..,rating=..,time=..,split=..; guessed if left out."),
     ] = None,
     size: Annotated[
-        str | None, typer.Option(help="Of planted data: tiny, small, medium, ml-1m, USERSxITEMSxMEAN.")
+        str | None, typer.Option(help="Size of planted data: tiny, small, medium, ml-1m or USERSxITEMSxMEAN.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the prepared table and its card here.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the prepared table and its card; in the cache if left out.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Filter and split a data set; print its card, and save both.
+    """Filter and split a data set, and save it.
+
+    The card that is printed and saved says what each step left. Use it to see what filters and a split do to your data
+    before you train. `manymax train` and `manymax study` take the same options and prepare the data themselves, so that
+    nothing has to be prepared in advance.
 
     \b
     Examples:
@@ -164,37 +195,42 @@ def prepare(
         size=size,
         name=name if path else None,
     )
-    saved = save(prepared, out or _prepared(prepared.interactions.name))
+    saved = save(prepared, out or _prepared_folder(prepared.interactions.name))
     _put_card(prepared.card, json)
     typer.echo(f"saved {saved} and its card", err=json)
 
 
 @data.command()
 def card(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A prepared data set, or the path of its table or card.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A data set that was prepared, or the path of its table or card.")
+    ],
     json: Json = False,
 ) -> None:
-    """Print the card of a data set that was prepared.
+    """Print the card of a prepared data set.
+
+    The card has the users, items and interactions after each step of the preparation. Use it to look up later how a
+    data set was filtered and split.
 
     \b
     Examples:
       manymax data card planted
     """
-    named = _prepared(SOURCES[name].name if name in SOURCES else name)
+    named = _prepared_folder(SOURCES[name].name if name in SOURCES else name)
     if not named.is_dir() and not Path(name).exists():
         raise ArgumentError(f"{name!r} has no data card yet: `manymax data prepare {name}` writes one.")
     _put_card(read_card(named if named.is_dir() else Path(name)), json)
 
 
-def _prepared(name: str) -> Path:
+def _prepared_folder(name: str) -> Path:
     return cache() / "prepared" / name
 
 
 def _put_card(steps: list[dict[str, Any]], json: bool) -> None:
     if json:
-        look.put_json(steps)
+        display.put_json(steps)
         return
-    console = look.open_console()
-    look.put(console, look.table(HEADINGS, card_rows(steps)))
+    console = display.open_console()
+    display.put(console, display.table(HEADINGS, card_rows(steps)))
     for note in card_notes(steps):
-        look.put(console, f"note: {note}")
+        display.put(console, f"note: {note}")

@@ -1,4 +1,8 @@
-"""`manymax docs`: write what the documentation says of the family from `FAMILY` itself, and from records of runs."""
+"""`manymax docs`: write the generated parts of the documentation.
+
+The table of README.md, docs/family.md and the type stub of the heads come from `FAMILY`; docs/planted.md comes from the
+records of runs. `make docs` runs this command, and a test compares the files with a fresh computation.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from manymax.cli.member_text import calls, cell, columns, heading, settings_text, word
+from manymax.cli.member_text import calls, fact_cell, fact_title, fact_word, settings_text, stated_facts
 from manymax.engine.member import Fact, Facts, Member
 from manymax.errors import ArgumentError
 from manymax.heads.stub import stub
@@ -20,56 +24,66 @@ from manymax.study.records import RECORD, Record, read_record
 from manymax.study.run_options import flat
 
 BEGIN, END = "<!-- family: begin, written by `make docs` -->", "<!-- family: end -->"
-PAGE = Path("docs/family.md")
-STUB = Path("src/manymax/heads/__init__.pyi")
-PLANTED, PLANTED_RUNS = Path("docs/planted.md"), Path("results/planted")
+FAMILY_PAGE = Path("docs/family.md")
+TYPE_STUB = Path("src/manymax/heads/__init__.pyi")
+PLANTED_PAGE, PLANTED_RUNS = Path("docs/planted.md"), Path("results/planted")
 
 
 def docs(root: Annotated[Path, typer.Option(help="The top folder of a checkout.")] = Path()) -> None:
-    """Write the family table of README.md, docs/family.md, docs/planted.md, and the types of the heads."""
+    """Write the generated files: the table of README.md, docs/family.md, docs/planted.md, and the types of the heads.
+
+    For contributors: run it, or `make docs`, after a change to a member's facts, settings or signature.
+
+    \b
+    Examples:
+      manymax docs
+      manymax docs --root ../another-checkout
+    """
     readme = root / "README.md"
     if not readme.is_file():
         raise ArgumentError(f"`--root` must be the top folder of a checkout, with a README.md; got {str(root)!r}.")
     readme.write_text(with_table(readme.read_text(encoding="utf-8")), encoding="utf-8")
-    (root / PAGE).write_text(family_page(), encoding="utf-8")
-    (root / STUB).write_text(head_types(), encoding="utf-8")
-    written = ["README.md", str(PAGE), str(STUB)]
+    (root / FAMILY_PAGE).write_text(family_page(), encoding="utf-8")
+    (root / TYPE_STUB).write_text(head_types(), encoding="utf-8")
+    written = ["README.md", str(FAMILY_PAGE), str(TYPE_STUB)]
     if runs := planted_runs(root):
-        (root / PLANTED).write_text(planted_page(runs), encoding="utf-8")
-        written.append(str(PLANTED))
+        (root / PLANTED_PAGE).write_text(planted_page(runs), encoding="utf-8")
+        written.append(str(PLANTED_PAGE))
     typer.echo(f"wrote {', '.join(written)}")
 
 
 def with_table(readme: str) -> str:
-    """`readme` with the family table, as it is now, between its two markers."""
-    before, begin, rest = readme.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    """The text `readme` with the current family table between its two markers."""
+    before, begin, following = readme.partition(BEGIN)
+    _, end, after = following.partition(END)
     if not begin or not end:
         raise ArgumentError(f"README.md must hold the markers {BEGIN} and {END}, one after the other.")
     return f"{before}{begin}\n{family_table()}\n{end}{after}"
 
 
 def head_types() -> str:
-    """The types of the heads of all members and references."""
+    """The text of the type stub: the heads of all members and of the reference losses."""
     return stub([*FAMILY.values(), *REFERENCE_LOSSES.values()])
 
 
 def family_table() -> str:
-    """The family in Markdown, one row a member, each linked to its section of the page."""
-    names = columns(FAMILY.values())
+    """The family as a Markdown table, one row per member, each linked to its section of docs/family.md."""
+    names = stated_facts(FAMILY.values())
     rows = [
-        [f"[{member.name}]({PAGE}#{member.name})", *(cell(getattr(member.facts, name)) for name in names)]
+        [f"[{member.name}]({FAMILY_PAGE}#{member.name})", *(fact_cell(getattr(member.facts, name)) for name in names)]
         for member in FAMILY.values()
     ]
-    return _table(["member", *map(heading, names)], rows)
+    return _table(["member", *map(fact_title, names)], rows)
 
 
 def family_page() -> str:
-    """The page docs/family.md."""
+    """The text of docs/family.md."""
     sections = "\n\n".join(map(_section, FAMILY.values()))
     return f"""# The family
 
-Written by `make docs` from `manymax.FAMILY`; the same facts are printed by `manymax show NAME`.
+This page has a section for every loss of the family: its formulas, how to call it in Python, and the facts that are
+known about it, each with its source and with what the paper prints where that differs. It is written by `make docs`
+from `manymax.FAMILY`; `manymax show NAME` prints the same facts.
 
 {sections}
 
@@ -86,10 +100,11 @@ Written by `make docs` from `manymax.FAMILY`; the same facts are printed by `man
 
 
 def _section(member: Member) -> str:
+    """The section of a member in docs/family.md."""
     formulas = [(part, getattr(member.formulas, part)) for part in ("map", "loss", "gradient", "omega")]
     lines = "\n".join(f"{part + ':':<10}{text}" for part, text in formulas if text is not None)
     facts = [
-        [heading(name), word(fact), fact.text, fact.status, fact.source, fact.printed or ""]
+        [fact_title(name), fact_word(fact), fact.text, fact.status, fact.source, fact.printed or ""]
         for name, fact in member.facts.items()
     ]
     settings = "; ".join(f"`{settings_text(settings)}`" for settings in member.examples)
@@ -108,37 +123,40 @@ def _section(member: Member) -> str:
 
 {_table(["fact", "value", "in words", "status", "source", "the paper prints"], facts)}
 
-Tested with {settings}. Reference: {member.citation}"""
+Tested with {settings}. Citation: {member.citation}"""
 
 
 def planted_runs(root: Path) -> list[Record]:
-    """The kept records of configs/planted.toml."""
+    """The records of configs/planted.toml that are kept in the repository; empty where there are none."""
     return [read_record(path.parent) for path in sorted((root / PLANTED_RUNS).rglob(RECORD))]
 
 
 def planted_page(runs: Sequence[Record]) -> str:
-    """The page docs/planted.md, from runs of configs/planted.toml."""
+    """The text of docs/planted.md, from runs of configs/planted.toml."""
     sections = "\n\n".join(
-        f"## {entry.title}\n\n{_learned(here)}"
-        for entry in BACKBONES.values()
-        if (here := [run for run in runs if flat(run.settings)["backbone"] == entry.name])
+        f"## {backbone.title}\n\n{_results_table(own)}"
+        for backbone in BACKBONES.values()
+        if (own := [run for run in runs if flat(run.settings)["backbone"] == backbone.name])
     )
     sizes, popular = runs[0].sizes, runs[0].popularity
     return f"""# Every member on every backbone
 
-Written by `make docs` from the records in `{PLANTED_RUNS}`, which `manymax study configs/planted.toml` made: the
-paper's settings (64 dimensions, learning rate 0.001, batches of 2048, early stopping with patience 10), one seed,
-on `planted` data: {sizes["users"]:,} users, {sizes["items"]:,} items, {sizes["train"]:,} interactions to learn from.
+This page compares the losses on `planted` data: interactions that are drawn from a known p(item | user), so that the
+best possible ranking is known too. There are {sizes["users"]:,} users, {sizes["items"]:,} items and {sizes["train"]:,}
+interactions to learn from. All runs have the paper's settings (64 dimensions, learning rate 0.001, batches of 2048,
+early stopping with patience 10) and one seed. The page is written by `make docs` from the records in `{PLANTED_RUNS}`,
+which `manymax study configs/planted.toml` made.
 
-The popularity ranking has N@20 {popular["ndcg@20"]:.4f} and regret {popular["regret@20"]:.4f}. The regret is the share
-of the best possible expected DCG@20 that a ranking misses; the best one, by the true p(item | user), has none.
+A ranking by popularity alone has N@20 {popular["ndcg@20"]:.4f} and regret {popular["regret@20"]:.4f}. The regret is the
+share of the best possible expected DCG@20 that a ranking misses; the ranking by the true p(item | user) has regret 0.
+N@20, P@20 and R@20 are NDCG, precision and recall of the first 20 items of a ranking, the more the better.
 
 {sections}
 """
 
 
-def _learned(runs: Sequence[Record]) -> str:
-    """What each member learned, in the order of the family."""
+def _results_table(runs: Sequence[Record]) -> str:
+    """Test metrics of each member, in the order of the family; a run by another solver comes after the gradient's."""
     names = [*FAMILY, *REFERENCE_LOSSES]
     trained = sorted(
         ((flat(run.settings), run) for run in runs),
@@ -157,7 +175,8 @@ def _learned(runs: Sequence[Record]) -> str:
     return _table(["member", "N@20", "P@20", "R@20", "N@20 / popularity's", "regret@20", "best epoch"], rows)
 
 
-def _table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+def _table(headers: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table; a bar inside of a cell is escaped, because it would end the cell."""
+    first = list(headers)
     body = [[text.replace("|", "\\|") for text in row] for row in rows]
-    head = list(headings)
-    return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *body])
+    return "\n".join(f"| {' | '.join(row)} |" for row in [first, ["---"] * len(first), *body])

@@ -1,4 +1,4 @@
-"""`manymax export`: the vectors of a finished run, for a nearest-neighbour index."""
+"""`manymax export`: write the user and item vectors of a finished run, for a nearest-neighbour index."""
 
 from __future__ import annotations
 
@@ -16,24 +16,28 @@ from manymax.study.files import atomic_write
 from manymax.study.records import write_table
 from manymax.study.serve import Served
 
-FORMATS = ("parquet", "npy")
+VECTOR_FORMATS = ("parquet", "npy")
 
 
 def export(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
-    out: Annotated[Path | None, typer.Option(help="Folder to write to; the run's own if left out.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write to; the run's own folder if left out.")] = None,
     format: Annotated[
-        str, typer.Option(help="parquet: ids and vectors; npy: an array, and its ids as parquet.")
+        str,
+        typer.Option(help="parquet: one file with ids and vectors; npy: an array, and its ids in a parquet file."),
     ] = "parquet",
 ) -> None:
-    """Write user and item vectors whose inner products are the scores.
+    """Write the user and item vectors of a trained model.
+
+    The inner product of a user vector and an item vector is the model's score. Use it to serve a model with a
+    nearest-neighbour index or from another program.
 
     \b
     Examples:
       manymax export runs/first                      user_vectors.parquet, item_vectors.parquet
       manymax export runs/first --out index --format npy
     """
-    check_choice("format", format, FORMATS)
+    check_choice("format", format, VECTOR_FORMATS)
     served = Served.load(run)
     users, items = served.vectors()
     folder = out or run
@@ -47,14 +51,14 @@ def export(
 
 
 def _write(folder: Path, side: str, ids: Sequence[Any], vectors: Tensor, format: str) -> list[Path]:
-    """Write one side, each file whole; the paths."""
-    table, array = folder / f"{side}_vectors.parquet", vectors.float().contiguous().numpy()
+    """Write the vectors of one side, "user" or "item", and return the paths; a file appears whole or not at all."""
+    table_path, array = folder / f"{side}_vectors.parquet", vectors.float().contiguous().numpy()
     if format == "parquet":
         rows = pa.FixedSizeListArray.from_arrays(pa.array(array.ravel()), array.shape[1])
-        write_table(table, {side: ids, "vector": rows})
-        return [table]
-    plain, names = folder / f"{side}_vectors.npy", folder / f"{side}_ids.parquet"
-    with atomic_write(plain) as partial, partial.open("wb") as file:
+        write_table(table_path, {side: ids, "vector": rows})
+        return [table_path]
+    array_path, ids_path = folder / f"{side}_vectors.npy", folder / f"{side}_ids.parquet"
+    with atomic_write(array_path) as partial, partial.open("wb") as file:
         np.save(file, array)
-    write_table(names, {side: ids})
-    return [plain, names]
+    write_table(ids_path, {side: ids})
+    return [array_path, ids_path]

@@ -8,18 +8,25 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from manymax.cli import console as look
-from manymax.cli.member_text import CONTRADICTED, cell, columns, heading, member_json
+from manymax.cli import console as display
+from manymax.cli.member_text import CONTRADICTED_MARK, fact_cell, fact_title, member_as_json, stated_facts
 from manymax.engine.member import Member
 from manymax.members import FAMILY
 
-NOTE = f"{CONTRADICTED} not what the paper prints. Formulas, sources and what it prints: manymax show NAME"
+MARK_NOTE = (
+    f"{CONTRADICTED_MARK} differs from what the paper prints: manymax show NAME gives both, formulas and sources."
+)
 
 
 def losses(
-    json: Annotated[bool, typer.Option("--json", help="Print all that is known of each member, as JSON.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print everything that is known about each member, as JSON.")
+    ] = False,
 ) -> None:
-    """List the family with its facts, one row a member.
+    """List the losses of the family with their facts, one row each.
+
+    Use it to see at a glance which losses there are and how they differ. A cell with * differs from what the paper
+    prints; `manymax show NAME` gives both values, with formulas and sources.
 
     \b
     Examples:
@@ -27,22 +34,22 @@ def losses(
       manymax losses --json | python -m json.tool
     """
     if json:
-        look.put_json([member_json(member) for member in FAMILY.values()])
+        display.put_json([member_as_json(member) for member in FAMILY.values()])
         return
-    console = look.open_console()
-    look.put(console, _family(console))
-    look.put(console, NOTE)
+    console = display.open_console()
+    display.put(console, _family(console))
+    display.put(console, MARK_NOTE)
 
 
 def _family(console: Console) -> Table:
-    """The facts in columns, or, where the terminal is too narrow for them, in sentences."""
-    names = columns(FAMILY.values())
-    rows = [[member.name, *(cell(getattr(member.facts, name)) for name in names)] for member in FAMILY.values()]
-    table = look.table(["member", *map(heading, names)], rows)
-    if not console.is_terminal or look.natural_width(console, table) <= console.width:
+    """The facts as a table with one column per fact; as one sentence per member if the terminal is too narrow."""
+    names = stated_facts(FAMILY.values())
+    rows = [[member.name, *(fact_cell(getattr(member.facts, name)) for name in names)] for member in FAMILY.values()]
+    table = display.table(["member", *map(fact_title, names)], rows)
+    if not console.is_terminal or display.natural_width(console, table) <= console.width:
         return table
-    return look.pairs((member.name, _sentence(member)) for member in FAMILY.values())
+    return display.pairs((member.name, _sentence(member)) for member in FAMILY.values())
 
 
 def _sentence(member: Member) -> str:
-    return "; ".join(f"{heading(name)} {cell(fact)}" for name, fact in member.facts.items())
+    return "; ".join(f"{fact_title(name)} {fact_cell(fact)}" for name, fact in member.facts.items())

@@ -1,4 +1,4 @@
-"""`manymax recommend`: what a finished run would show to a user."""
+"""`manymax recommend`: the best items for a user, by the model of a finished run."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from manymax.study.serve import Served
 
 def recommend(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
-    user: Annotated[list[str], typer.Option(help="Id of a user, as in the data; may be given several times.")],
-    top: Annotated[int, typer.Option(help="How many items.")] = 20,
-    seen: Annotated[bool, typer.Option(help="Items that the user has already count too.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+    user: Annotated[list[str], typer.Option(help="Id of a user as in the data; may be given several times.")],
+    top: Annotated[int, typer.Option(help="How many items to list.")] = 20,
+    seen: Annotated[bool, typer.Option(help="Also list items that the user already has.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the lists as JSON.")] = False,
 ) -> None:
-    """The best items for a user, by the ids of the data.
+    """List the best items for a user by a trained model.
+
+    Users and items are named by the ids of the data. Use it to look at what a model has learned, or to get
+    recommendations for a few users. For all users, or for a service, `manymax export` writes the vectors.
 
     \b
     Examples:
@@ -28,7 +31,7 @@ def recommend(
     """
     served = Served.load(run)
     scores, items = served.recommend(torch.tensor([served.number(name) for name in user]), top, seen=seen)
-    lists = [_named(served, *row) for row in zip(scores.tolist(), items.tolist(), strict=True)]
+    lists = [_with_ids(served, *row) for row in zip(scores.tolist(), items.tolist(), strict=True)]
     if json:
         put_json([{"user": name, "items": found} for name, found in zip(user, lists, strict=True)])
         return
@@ -40,7 +43,7 @@ def recommend(
     put(open_console(), table(["user", "rank", "item", "score"], rows))
 
 
-def _named(served: Served, scores: list[float], items: list[int]) -> list[dict[str, Any]]:
-    """Items by their ids; places that no item is left for are left out."""
-    pairs = zip(scores, items, strict=True)
-    return [{"item": served.item_ids[item], "score": score} for score, item in pairs if item >= 0]
+def _with_ids(served: Served, scores: list[float], items: list[int]) -> list[dict[str, Any]]:
+    """The ranked items by their ids in the data; a place that no item is left for holds -1 and is dropped."""
+    ranked = zip(scores, items, strict=True)
+    return [{"item": served.item_ids[item], "score": score} for score, item in ranked if item >= 0]

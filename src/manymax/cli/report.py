@@ -1,4 +1,4 @@
-"""`manymax report`: a page, tables and figures from the records of a study."""
+"""`manymax report`: write a page, tables and figures from the records of a study."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from manymax.study.report.sinks import to_mlflow, to_tensorboard
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(help="Folder of a study, or of one run.")],
-    out: Annotated[Path | None, typer.Option(help="Where to write; FOLDER/report if left out.")] = None,
-    images: Annotated[bool, typer.Option(help="Write the figures as PNG and SVG too.")] = True,
+    folder: Annotated[Path, typer.Argument(help="Folder of a study, or of a single run.")],
+    out: Annotated[Path | None, typer.Option(help="Folder to write to; FOLDER/report if left out.")] = None,
+    images: Annotated[bool, typer.Option(help="Also write the figures as PNG and SVG files.")] = True,
     tensorboard: Annotated[
-        Path | None, typer.Option(help="Write the runs for TensorBoard into this folder too.")
+        Path | None, typer.Option(help="Also write the runs into this folder, for TensorBoard.")
     ] = None,
-    mlflow: Annotated[str | None, typer.Option(metavar="URI", help="Log the runs to this MLflow server too.")] = None,
+    mlflow: Annotated[str | None, typer.Option(metavar="URI", help="Also log the runs to this MLflow server.")] = None,
 ) -> None:
-    """Write the report of a study: one page that needs no network, tables and figures.
+    """Write the report of a study: a page, tables and figures.
 
-    Tables are written as Markdown, CSV and LaTeX. Only records are read, so it can be done anywhere, at any time.
+    The page is one HTML file that needs no network; tables are also written as Markdown, CSV and LaTeX. `manymax study`
+    does this at its end. Use this command to write the page again, while runs are still under way, for runs of `manymax
+    train`, or on another machine: only the records are read, never models or data.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`manymax study`: a grid of runs from a file, and its report."""
+"""`manymax study`: run a grid of trainings from a file, and write its report."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from manymax.cli import exit_codes
 from manymax.cli.console import put_json
 from manymax.errors import ArgumentError, check_choice
 from manymax.paper.page_sections import EXTRA, PUBLISHED
@@ -31,30 +32,41 @@ from manymax.study.run_options import flat, options
 from manymax.study.study_file import expand, read_study_file
 from manymax.study.sweep import Outcome, sweep
 
-EXIT_FAILED, EXIT_STOPPED = 1, 130
-LOOK = 2.0  # seconds between two looks at the runs under way
+VIEW_SECONDS = 2.0  # between two updates of the lines about runs under way: each reads all their checkpoints
 
 
 def study(
-    file: Annotated[Path | None, typer.Argument(help="TOML file; the built-in quick study if left out.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the study; studies/NAME OF THE FILE if left out.")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Runs at a time; as many as cores if left out.")] = None,
-    engine: Annotated[str, typer.Option(help="What does the runs: local processes, or dask, a cluster.")] = "local",
+    file: Annotated[
+        Path | None, typer.Argument(help="TOML file with the grid of runs; the built-in quick study if left out.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the study; studies/FILE if left out.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Runs at a time; as many as there are cores if left out.")
+    ] = None,
+    engine: Annotated[
+        str, typer.Option(help="Where the runs are done: local (processes of this machine) or dask (a cluster).")
+    ] = "local",
     address: Annotated[
-        str | None, typer.Option(help="Of dask's scheduler; if left out it is started on this machine.")
+        str | None,
+        typer.Option(help="Address of the dask scheduler; if left out, one is started on this machine."),
     ] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A setting of every run, over the file's.")
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="A setting for every run, in place of the file's."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and do nothing.")] = False,
-    no_report: Annotated[bool, typer.Option("--no-report", help="Leave the report out.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print what became of the runs as JSON.")] = False,
+    no_report: Annotated[bool, typer.Option("--no-report", help="Do the runs but write no report.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the status and the test metrics of the runs as JSON.")
+    ] = False,
 ) -> None:
-    """Run a study and write its report.
+    """Train many models and write a report that compares them.
 
-    Finished runs are not done again, so the same command goes on after any interruption, and a file that has grown
-    adds its new runs. Several machines may work on one shared folder. On a cluster (pip install "manymax[cluster]")
-    the workers must see the folder of the study, and own files of data, under the same path.
+    A file names the settings and their values; every combination is a run. Use it to compare losses, settings or seeds
+    on your data; `manymax train` is for a single model. Runs that have finished are not done again: the same command
+    goes on after any interruption, and a file that has grown adds its new runs. Several machines may work on one shared
+    folder. On a cluster (pip install "manymax[cluster]") the workers must see the folder of the study, and your data
+    files, under the same path.
 
     \b
     Examples:
@@ -65,12 +77,12 @@ def study(
       manymax study mine.toml --dry-run              what would be run
       manymax study mine.toml --engine dask --address tcp://head:8786
     """
-    asked = read_study_file(file)
-    with warnings.catch_warnings(record=True) as said:
+    content = read_study_file(file)
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        configs = expand(asked, **_overrides(set_ or []))
-    for each in said:
-        typer.echo(f"{each.message}", err=True)
+        configs = expand(content, **_overrides(set_ or []))
+    for warning in caught:
+        typer.echo(f"{warning.message}", err=True)
     folder = out or Path("studies") / (file.stem if file else "quick")
     if dry_run:
         for config in configs:
@@ -78,42 +90,45 @@ def study(
         return
     start = time.perf_counter()
     try:
-        with _stoppable(), _engine(engine, address, workers) as chosen, UnderWay() as watch:
+        with _stoppable(), _engine(engine, address, workers) as chosen, StudyProgress() as watch:
             outcome = sweep(
                 configs,
                 folder,
-                title=asked.title,
+                title=content.title,
                 engine=chosen,
-                on_record=lambda so_far, record: _say(so_far, record, start),
+                on_record=lambda so_far, record: _print_ended(so_far, record, start),
                 on_poll=watch,
             )
     except KeyboardInterrupt:
-        typer.echo(f"stopped; the same command goes on from there: {shlex.quote(str(folder))}", err=True)
-        raise typer.Exit(EXIT_STOPPED) from None
+        typer.echo(f"stopped and saved in {shlex.quote(str(folder))}; the same command goes on from there", err=True)
+        raise typer.Exit(exit_codes.STOPPED) from None
     page = None if no_report else report(folder, extra=EXTRA, published=PUBLISHED)
     if json:
-        put_json({"folder": str(folder), "report": page and str(page), "runs": _summary(outcome)})
+        put_json({"folder": str(folder), "report": page and str(page), "runs": _runs_as_json(outcome)})
     else:
-        typer.echo(_counts(outcome))
+        typer.echo(_count_statuses(outcome))
         typer.echo(f"report: {page.resolve()}" if page else f"records: {folder.resolve()}")
     if outcome.count("done") == 0:
-        raise typer.Exit(EXIT_FAILED)
+        raise typer.Exit(exit_codes.FAILED)
 
 
 def _engine(name: str, address: str | None, workers: int | None) -> AbstractContextManager[Engine]:
     check_choice("engine", name, ("local", "dask"))
     if name == "dask":
-        from manymax.study.engines_dask import DaskEngine  # of the extra `cluster`
+        from manymax.study.engines_dask import DaskEngine  # needs the extra `cluster`
 
         return DaskEngine(address, workers)
     if address is not None:
-        raise ArgumentError("`address` is of a cluster: add `--engine dask`.")
+        raise ArgumentError("`--address` is that of a dask cluster: add `--engine dask`, or leave it out.")
     return nullcontext(LocalEngine(workers))
 
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
-    """Ctrl-C and `kill` stop the study in order, also where the shell that started it had Ctrl-C ignored."""
+    """Let Ctrl-C and `kill` stop the study so that its runs are saved.
+
+    The handlers are set here because a shell starts background jobs with Ctrl-C ignored, which processes inherit.
+    """
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -127,33 +142,36 @@ def _stoppable() -> Iterator[None]:
 
 
 def _overrides(pairs: list[str]) -> dict[str, object]:
-    """NAME=VALUE as settings; values are written as in TOML, or as bare words."""
+    """The settings that `--set NAME=VALUE` gives, {name: value}; a value is written as in TOML, or as a bare word."""
     overrides: dict[str, object] = {}
     for pair in pairs:
         name, sign, value = pair.partition("=")
         if not sign or not name.strip():
-            raise ArgumentError(f"`--set` must look like NAME=VALUE; got {pair!r}.")
+            raise ArgumentError(f"`--set` must look like NAME=VALUE, for example epochs=20; got {pair!r}.")
         overrides[name.strip()] = value.strip()
     return overrides
 
 
 def describe(config: RunConfig) -> str:
-    """A run in a line: where, what, and which settings are not the usual ones."""
-    usual = {option.name: option.default for option in options()}
-    own = ("data", "backbone", "loss", "seed")
-    now = {name: tuple(value) if isinstance(value, list) else value for name, value in config.flat().items()}
-    details = "".join(f" {name}={value}" for name, value in now.items() if name not in own and value != usual[name])
+    """A run in one line: data, backbone, loss, the settings that differ from their defaults, and the seed."""
+    defaults = {option.name: option.default for option in options()}
+    always_shown = ("data", "backbone", "loss", "seed")
+    settings = {name: tuple(value) if isinstance(value, list) else value for name, value in config.flat().items()}
+    details = "".join(
+        f" {name}={value}" for name, value in settings.items() if name not in always_shown and value != defaults[name]
+    )
     return f"{_place(config)}{details} seed={config.seed}"
 
 
 def _place(config: RunConfig) -> str:
+    """Data, backbone and loss of a run."""
     return f"{config.data.source} {config.backbone.name} {config.loss.name}"
 
 
-class UnderWay:
-    """In a terminal, a line for each run that is under way, below those that have ended; elsewhere nothing.
+class StudyProgress:
+    """Live view of a study: in a terminal, one moving line per run that is under way; nothing elsewhere.
 
-    Where a run stands is read from its checkpoint, on whatever machine it is.
+    How far a run is comes from its checkpoint, which this process can read whichever machine does the run.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -161,7 +179,7 @@ class UnderWay:
         self.live = Live(Text(""), console=self.console, auto_refresh=False, transient=True)
         self.shown = 0.0
 
-    def __enter__(self) -> UnderWay:
+    def __enter__(self) -> StudyProgress:
         if self.console.is_terminal:
             self.live.start()
         return self
@@ -170,15 +188,15 @@ class UnderWay:
         self.live.stop()
 
     def __call__(self, jobs: Sequence[Job]) -> None:
-        """Look again, every other second."""
-        if not self.console.is_terminal or time.monotonic() - self.shown < LOOK:
+        """Update the lines; a call sooner than `VIEW_SECONDS` after the last update does nothing."""
+        if not self.console.is_terminal or time.monotonic() - self.shown < VIEW_SECONDS:
             return
         self.shown = time.monotonic()
-        self.live.update(Text("\n".join(map(_standing, jobs)), no_wrap=True, overflow="ellipsis"), refresh=True)
+        self.live.update(Text("\n".join(map(_progress_line, jobs)), no_wrap=True, overflow="ellipsis"), refresh=True)
 
 
-def _standing(job: Job) -> str:
-    """A run that is under way in a line."""
+def _progress_line(job: Job) -> str:
+    """How far a run is, in one line."""
     config, state = job.config, read_training_state(job.folder / CHECKPOINT)
     name = f"{_place(config)} seed {config.seed}"
     if state is None:
@@ -187,23 +205,23 @@ def _standing(job: Job) -> str:
     return f"{name}: epoch {state.epoch + 1}/{config.training.epochs}{best}"
 
 
-def _say(outcome: Outcome, record: Record, start: float) -> None:
-    """A line on stderr for each run that has ended."""
-    s, done = flat(record.settings), len(outcome.records)
+def _print_ended(outcome: Outcome, record: Record, start: float) -> None:
+    """Print a line on stderr about a run that has ended."""
+    settings, done = flat(record.settings), len(outcome.records)
     metric = next(((name, value) for name, value in record.test.items() if value is not None), None)
     result = (
         f"{metric[0]} {metric[1]:.4f}" if record.status == "done" and metric else f"{record.status}: {record.reason}"
     )
     left = (time.perf_counter() - start) / done * (outcome.total - done)
-    name = f"{s['data']} {s['backbone']} {s['loss']} seed {s['seed']}"
+    name = "{data} {backbone} {loss} seed {seed}".format(**settings)
     clock = f"  about {round(left)} s left" if done < outcome.total else ""
     sys.stderr.write(f"[{done}/{outcome.total}] {name}: {result}{clock}\n")
 
 
-def _counts(outcome: Outcome) -> str:
+def _count_statuses(outcome: Outcome) -> str:
     counts = Counter(record.status for record in outcome.records)
     return f"{outcome.total} runs: " + ", ".join(f"{count} {status}" for status, count in counts.items())
 
 
-def _summary(outcome: Outcome) -> list[dict[str, object]]:
+def _runs_as_json(outcome: Outcome) -> list[dict[str, object]]:
     return [{"hash": r.hash, "status": r.status, "reason": r.reason, "test": r.test} for r in outcome.records]

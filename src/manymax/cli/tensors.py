@@ -1,4 +1,7 @@
-"""Reading a tensor that a user names: .npy, .pt or .safetensors, never a pickle."""
+"""Read a tensor from a file named on the command line.
+
+The formats are .npy, .pt and .safetensors. Pickled code is never run: a file may come from anywhere.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ from manymax.errors import ArgumentError
 
 
 def read_tensor(option: str, path: Path) -> Tensor:
-    """The one tensor in a file; `option` is what an error names."""
+    """Read the one tensor that the file at `path` holds; error messages name the command-line `option`.
+
+    Floats of one byte (float8) become float32, because most torch operations do not know them.
+    """
     readers: dict[str, Callable[[Path], Any]] = {".npy": _read_npy, ".pt": _read_pt, ".safetensors": load_file}
     if path.suffix not in readers:
         raise ArgumentError(f"`{option}` must be a file that ends in {', '.join(readers)}; got {str(path)!r}.")
