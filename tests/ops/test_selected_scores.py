@@ -9,17 +9,17 @@ from torch import Tensor
 from manymax.engine.selected_scores import SelectedScores
 from manymax.errors import ArgumentError
 from manymax.ops import selected_scores as module
-from manymax.ops.selected_scores import GATHERED, TABLE, entry_scores, selected_scores, table_is_cheaper
+from manymax.ops.selected_scores import GATHERED_FLOATS, TABLE_FLOATS, entry_scores, selected_scores, table_is_cheaper
 
 
 @pytest.fixture(params=["table", "in place", "gathered", "gathered in blocks"])
 def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param != "table":
-        monkeypatch.setattr(module, "TABLE", 0)
+        monkeypatch.setattr(module, "TABLE_FLOATS", 0)
     if request.param.startswith("gathered"):  # as on a device that is no processor
-        monkeypatch.setattr(module, "_reads_in_place", lambda *_: False)
+        monkeypatch.setattr(module, "_can_read_in_place", lambda *_: False)
     if request.param == "gathered in blocks":
-        monkeypatch.setattr(module, "GATHERED", 3 * 4 * 5)  # two rows of ids at a time
+        monkeypatch.setattr(module, "GATHERED_FLOATS", 3 * 4 * 5)  # two rows of ids at a time
     return request.param
 
 
@@ -64,7 +64,7 @@ def test_the_gradients_are_those_of_the_whole_table(route: str, sparse: bool) ->
 
 
 def test_ids_of_no_class_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "TABLE", 0)
+    monkeypatch.setattr(module, "TABLE_FLOATS", 0)
     input, weight, rows, ids = problem()
     for wrong in (9, -1):
         ids[2, 3] = wrong
@@ -74,7 +74,7 @@ def test_ids_of_no_class_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_no_pick_no_score_and_no_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "TABLE", 0)
+    monkeypatch.setattr(module, "TABLE_FLOATS", 0)
     input, weight, rows, ids = problem()
     assert selected_scores(input, weight, ids[:0], rows[:0]).shape == (0, 6)
     assert selected_scores(input, weight, ids[:, :0], rows).shape == (7, 0)
@@ -86,5 +86,5 @@ def test_no_pick_no_score_and_no_word(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_route_follows_from_the_sizes() -> None:
     assert table_is_cheaper(256, 3_307, 2048 * 100)
     assert not table_is_cheaper(2048, 1_000_000, 2048 * 100)
-    assert not table_is_cheaper(TABLE, 2, 10 * TABLE)
-    assert GATHERED < TABLE
+    assert not table_is_cheaper(TABLE_FLOATS, 2, 10 * TABLE_FLOATS)
+    assert GATHERED_FLOATS < TABLE_FLOATS

@@ -10,7 +10,7 @@ from torch.nn.functional import embedding_bag
 
 from manymax.engine.blocks import bags, refuse_second_derivatives, row_sparse
 from manymax.ops.lookup import lookup
-from manymax.ops.selected_scores import entry_scores, in_table, selected_scores, table_is_cheaper
+from manymax.ops.selected_scores import entry_scores, flat_positions, selected_scores, table_is_cheaper
 
 
 class SelectedScores(torch.autograd.Function):
@@ -52,7 +52,7 @@ def _from_table(
     """Both gradients from G (R, C), which has the scores' gradients where they were picked: G W and G^T X."""
     shape = len(input), len(linear_weight)
     G = grad.new_zeros(shape)
-    G.view(-1).index_add_(0, in_table(rows, ids, shape[1]), grad.flatten())
+    G.view(-1).index_add_(0, flat_positions(rows, ids, shape[1]), grad.flatten())
     return (G @ linear_weight if wants[0] else None), (G.T @ input if wants[1] else None)
 
 

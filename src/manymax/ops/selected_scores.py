@@ -1,4 +1,9 @@
-"""Scores of a few picked classes for each query: from a small table of all scores, or each where its vector stands."""
+"""Scores of a few selected classes for each query, computed by the fastest of three ways.
+
+table      all scores of all queries by one matmul, then those that are wanted: where the table is small
+in place   a sampled product of matrices, which reads each class vector where it is stored: on the CPU
+gathering  copies of the class vectors of some queries at a time, then a batched product: everywhere else
+"""
 
 from __future__ import annotations
 
@@ -12,35 +17,46 @@ from manymax.errors import ArgumentError
 from manymax.ops.checks import visible
 from manymax.ops.lookup import lookup
 
-GATHERED = 1 << 19  # floats of class vectors gathered at a time: they stay in cache until they are multiplied
-TABLE = 1 << 23  # floats that a table of all scores may have: 32 MB
-CHEAPER = 6  # a score of a table costs so much less than a picked one, gradients included (d = 16 to 256: 9 to 4)
+GATHERED_FLOATS = 1 << 19  # floats of class vectors copied at a time: 2 MB, still in cache when they are multiplied
+TABLE_FLOATS = 1 << 23  # largest table of all scores: 32 MB of float32
+# A score of the table costs a sixth of a selected one, gradients included, because a matmul reads a class vector once
+# for many queries. Measured: a ninth at d = 16, a fourth at d = 256.
+TABLE_ADVANTAGE = 6
 
 
 def table_is_cheaper(num_queries: int, num_classes: int, num_selected: int) -> bool:
-    """Whether all scores of the queries cost less than `num_selected` ones; decided from the sizes alone."""
+    """Whether a table of all scores costs less than `num_selected` single scores.
+
+    The sizes alone decide, so that forward and backward pass take the same way and the advisor can predict it.
+    """
     table = num_queries * num_classes
-    return table <= min(TABLE, CHEAPER * num_selected)
+    return table <= min(TABLE_FLOATS, TABLE_ADVANTAGE * num_selected)
 
 
-def in_table(rows: Tensor | None, ids: Tensor, num_classes: int) -> Tensor:
-    """Where the ids (M, k) of queries rows (M,) stand in a flat table, (M k,)."""
+def flat_positions(rows: Tensor | None, ids: Tensor, num_classes: int) -> Tensor:
+    """Positions of the entries (rows_m, ids_mj) in a flattened (R, C) table, (M k,).
+
+    Args:
+        rows: (M,) the query of each row of ids; None for M = R, where each row of ids belongs to its own query.
+        ids: (M, k).
+        num_classes: C.
+    """
     if rows is None:
         rows = torch.arange(len(ids), device=ids.device)
     return (rows.unsqueeze(1) * num_classes + ids).reshape(-1)
 
 
 def selected_scores(input: Tensor, linear_weight: Tensor, ids: Tensor, rows: Tensor | None = None) -> Tensor:
-    """<x_{rows_m}, w_{ids_mj}>.
+    """The scores <x_{rows_m}, w_{ids_mj}> of selected classes.
 
     Args:
         input: (R, d) queries.
         linear_weight: (C, d) class vectors.
-        ids: (M, k).
-        rows: (M,) the query of each row of ids; None for M = R and each its own.
+        ids: (M, k) the selected classes.
+        rows: (M,) the query of each row of ids; None for M = R, where each row of ids belongs to its own query.
 
     Returns:
-        (M, k), without gradients.
+        (M, k). Gradients do not flow through it: engine/selected_scores.py has them.
 
     Example:
         >>> selected_scores(torch.tensor([[2.0]]), torch.tensor([[1.0], [5.0]]), torch.tensor([[1, 1, 0]]))
@@ -49,24 +65,26 @@ def selected_scores(input: Tensor, linear_weight: Tensor, ids: Tensor, rows: Ten
     with torch.no_grad():
         if table_is_cheaper(len(input), len(linear_weight), ids.numel()):
             table = input @ linear_weight.T
-            return table.view(-1).index_select(0, in_table(rows, ids, len(linear_weight))).view(ids.shape)
+            return table.view(-1).index_select(0, flat_positions(rows, ids, len(linear_weight))).view(ids.shape)
         own = input if rows is None else input.index_select(0, rows)
-        if _reads_in_place(own, linear_weight, ids):
-            starts = torch.arange(0, ids.numel() + 1, ids.shape[1])
-            return _in_place(own, linear_weight, starts, ids.reshape(-1)).view(ids.shape)
-        return _gathered(own, linear_weight, ids)
+        if _can_read_in_place(own, linear_weight, ids):
+            starts = torch.arange(0, ids.numel() + 1, ids.shape[1])  # k entries in every row of the sparse matrix
+            return _scores_in_place(own, linear_weight, starts, ids.reshape(-1)).view(ids.shape)
+        return _scores_by_gathering(own, linear_weight, ids)
 
 
 def entry_scores(input: Tensor, linear_weight: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
-    """<x_{rows_e}, w_{ids_e}> for a list of entries, sorted by row.
+    """The scores <x_{rows_e}, w_{ids_e}> of a list of entries.
+
+    Unlike in `selected_scores`, queries may have different numbers of entries.
 
     Args:
         input: (R, d) queries.
         linear_weight: (C, d) class vectors.
-        rows, ids: (E,).
+        rows, ids: (E,) query and class of each entry; `rows` must be sorted.
 
     Returns:
-        (E,), without gradients.
+        (E,). Gradients do not flow through it.
 
     Example:
         >>> entry_scores(torch.tensor([[2.0], [3.0]]), torch.tensor([[1.0], [5.0]]), torch.tensor([0, 1, 1]),
@@ -74,52 +92,64 @@ def entry_scores(input: Tensor, linear_weight: Tensor, rows: Tensor, ids: Tensor
         tensor([10., 15.,  3.])
     """
     with torch.no_grad():
-        if _reads_in_place(input, linear_weight, ids):
+        if _can_read_in_place(input, linear_weight, ids):
+            # row pointers of a CSR matrix: entry r is the number of entries before row r
             starts = torch.bincount(rows + 1, minlength=len(input) + 1).cumsum(0)
-            return _in_place(input, linear_weight, starts, ids)
+            return _scores_in_place(input, linear_weight, starts, ids)
         out = input.new_empty(len(ids))
-        step = max(1, GATHERED // max(1, input.shape[1]))
+        step = max(1, GATHERED_FLOATS // max(1, input.shape[1]))
         for start in range(0, len(ids), step):
             part = slice(start, start + step)
             torch.sum(lookup(input, rows[part]).mul_(lookup(linear_weight, ids[part])), 1, out=out[part])
         return out
 
 
-def _reads_in_place(input: Tensor, linear_weight: Tensor, ids: Tensor) -> bool:
-    """Where torch can: with values on a processor, and no more entries than the matrix has places."""
-    places = len(input) * len(linear_weight)
-    return visible(input, linear_weight, ids) and 0 < ids.numel() <= places
+def _can_read_in_place(input: Tensor, linear_weight: Tensor, ids: Tensor) -> bool:
+    """Whether torch has a sampled product for these tensors: eager use on the CPU, at most as many entries as R C."""
+    # A sparse matrix may not have more entries than places, although here classes can repeat. On a GPU and under
+    # torch.compile `visible` says no.
+    num_places = len(input) * len(linear_weight)
+    return visible(input, linear_weight, ids) and 0 < ids.numel() <= num_places
 
 
-def _in_place(input: Tensor, linear_weight: Tensor, starts: Tensor, ids: Tensor) -> Tensor:
-    """Each vector is read where it stands: entries of X W^T at the places of a sparse matrix, and nothing gathered."""
+def _scores_in_place(input: Tensor, linear_weight: Tensor, starts: Tensor, ids: Tensor) -> Tensor:
+    """The entries of X W^T at the places of a sparse matrix, (E,); no class vector is copied.
+
+    Args:
+        input: (R, d) queries.
+        linear_weight: (C, d) class vectors.
+        starts: (R + 1,) where the entries of each query begin in `ids`.
+        ids: (E,).
+    """
+    # sampled_addmm does not check the ids: a wrong one would read memory outside of the class vectors
     low, high = torch.aminmax(ids)
-    if low < 0 or high >= len(linear_weight):  # nobody else looks
+    if low < 0 or high >= len(linear_weight):
         raise ArgumentError(f"`ids` must be in [0, {len(linear_weight)}); got {int(low if low < 0 else high)}.")
-    _silence()
+    _use_up_sparse_warning()
     places = torch.sparse_csr_tensor(
         starts,
         ids,
         input.new_zeros(len(ids)),
         (len(input), len(linear_weight)),
-        check_invariants=False,  # a class may be picked twice, and in any order
+        check_invariants=False,  # a class may be selected twice and in any order, which a checked matrix forbids
     )
     return torch.sparse.sampled_addmm(places, input, linear_weight.T, beta=0.0).values()
 
 
 @functools.cache
-def _silence() -> None:
-    """Have torch say now, unheard, what it says once a process: that sparse rows are new."""
+def _use_up_sparse_warning() -> None:
+    """Make torch give its warning that sparse CSR tensors are in beta, which it gives once per process, unheard."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.sparse_csr_tensor([0, 0], [], [], (1, 1), check_invariants=False)
 
 
-def _gathered(input: Tensor, linear_weight: Tensor, ids: Tensor) -> Tensor:
-    """The vectors of a block go into one buffer again and again: touching new memory costs more than the products."""
+def _scores_by_gathering(input: Tensor, linear_weight: Tensor, ids: Tensor) -> Tensor:
+    """Copy the class vectors of some queries at a time, and multiply: (M, k) for queries (M, d) and ids (M, k)."""
     out = input.new_empty(ids.shape)
     (num_rows, k), d = ids.shape, input.shape[1]
-    step = max(1, GATHERED // max(1, k * d))
+    step = max(1, GATHERED_FLOATS // max(1, k * d))
+    # one buffer for all blocks: touching new memory costs more than the products
     buffer = input.new_empty(min(step, num_rows) * k, d)
     for start in range(0, num_rows, step):
         block = ids[start : start + step]
