@@ -13,7 +13,7 @@ from manymax.cli.tensors import read_tensor
 from manymax.errors import ArgumentError, check_choice, unknown_name
 from manymax.members import BASELINE
 from manymax.study import diagnosis
-from manymax.study.diagnosis import BUILT_IN, PROPOSALS, Subject
+from manymax.study.diagnosis import BUILT_IN, RUN_PROPOSALS, Subject
 from manymax.study.seeds import generator
 
 BIAS_VARIANCE_HEADERS = (
@@ -124,7 +124,7 @@ def read_subject(source: str, proposal: str, rows: int, classes: int, seed: int)
     """The scores that the caller asked for, with a label per row and a proposal."""
     path, seeded = Path(source), generator(seed, "diagnose")
     if not Path(proposal).suffix:  # a name, not a file
-        check_choice("--proposal", proposal, PROPOSALS)
+        check_choice("--proposal", proposal, RUN_PROPOSALS)
     if proposal == "popularity" and not path.is_dir():
         raise ArgumentError(
             "`--proposal popularity` needs the folder of a run as SCORES: only a run knows how often each item occurs."

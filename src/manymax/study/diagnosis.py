@@ -1,4 +1,7 @@
-"""The theory at work on the scores of a model: every approximation's bias and variance, and who gets a gradient."""
+"""Diagnosis of given scores: bias and variance of every approximation, and which classes get a gradient.
+
+It is what `manymax diagnose` prints and draws.
+"""
 
 from __future__ import annotations
 
@@ -28,19 +31,23 @@ from manymax.theory.order_preservation import member_map
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-DIM = 16  # of vectors, where nothing else is known
-PROPOSALS = ("uniform", "popularity")
-IMAGES = ("png", "svg")
-KINDS: tuple[Kind, ...] = ("sampled", "tree", "quadratic", "exact")  # the order of approximations in a table
-NORM_ROWS, NORM_STEPS = 8, 100  # of the power iteration: what it is for takes two digits
+ASSUMED_DIM = 16  # size of the vectors behind scores whose vectors are not known
+RUN_PROPOSALS = ("uniform", "popularity")  # proposals that `of_run` can make
+FIGURE_SUFFIXES = ("png", "svg")
+KINDS_IN_ORDER: tuple[Kind, ...] = ("sampled", "tree", "quadratic", "exact")  # how a table sorts approximations
+NORM_ROWS, NORM_STEPS = 8, 100  # rows and steps of the power iteration; two correct digits are enough here
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is looked at: scores (N, C), a label (N,) for each row, and a proposal log q (C,).
+    """The scores that are diagnosed.
 
-    dim: size of the vectors that scores are inner products of.
-    counts: (C,) how often each class occurs, or None where nobody knows.
+    name: of the scores, for the output.
+    scores: (N, C) float64.
+    target: (N,) the label of each row.
+    log_q: (C,) log-probabilities of the proposal for negatives.
+    dim: size of the vectors whose inner products the scores are.
+    counts: (C,) how often each class occurs in the data, or None if that is not known.
     """
 
     name: str
@@ -66,7 +73,8 @@ def _zipf(rows: int, num_classes: int, generator: torch.Generator) -> Tensor:
 
 
 def _inner_products(rows: int, num_classes: int, generator: torch.Generator) -> Tensor:
-    queries, items = (torch.randn(n, 16, generator=generator, dtype=torch.float64) for n in (rows, num_classes))
+    shapes = ((rows, ASSUMED_DIM), (num_classes, ASSUMED_DIM))
+    queries, items = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
     return queries @ items.T / 2
 
 
@@ -78,12 +86,12 @@ BUILT_IN: dict[str, Callable[[int, int, torch.Generator], Tensor]] = {
 
 
 def built_in(name: str, rows: int, num_classes: int, generator: torch.Generator) -> Subject:
-    """Scores that come with the package."""
+    """Random scores of one of the kinds in `BUILT_IN`."""
     return from_scores(name, BUILT_IN[name](rows, num_classes, generator), rows, generator)
 
 
 def from_scores(name: str, scores: Tensor, rows: int, generator: torch.Generator) -> Subject:
-    """The first rows of given scores (N, C); labels are drawn from their softmax, and the proposal is uniform."""
+    """The first `rows` rows of given scores (N, C); labels are drawn from their softmax, the proposal is uniform."""
     if scores.ndim != 2 or not scores.numel() or not scores.is_floating_point():
         raise ArgumentError(
             f"scores must be a float table (rows, classes); {name} has shape {tuple(scores.shape)}, {scores.dtype}."
@@ -91,23 +99,34 @@ def from_scores(name: str, scores: Tensor, rows: int, generator: torch.Generator
     scores = scores[:rows].double()
     probs = scores.softmax(-1)
     if not probs.isfinite().all():
-        raise ArgumentError(f"scores must be finite, or -inf to mask a class; {name} has a row that is not.")
+        raise ArgumentError(
+            f"scores must be finite, or -inf to mask a class, and each row needs a finite score; {name} has a row that"
+            " breaks this rule."
+        )
     target = torch.multinomial(probs, 1, generator=generator).squeeze(-1)
-    return Subject(name, scores, target, torch.full_like(probs[0], -math.log(scores.shape[-1])), DIM)
+    return Subject(name, scores, target, torch.full_like(probs[0], -math.log(scores.shape[-1])), ASSUMED_DIM)
 
 
 @torch.no_grad()
 def of_run(folder: Path, rows: int, proposal: str, generator: torch.Generator) -> Subject:
-    """The scores of a trained model for users drawn from those with a test item; the label is their first one."""
+    """The scores of a trained model.
+
+    Args:
+        folder: of a finished run.
+        rows: number of users, drawn from those with a test item; the label of a user is the first test item.
+        proposal: one of `RUN_PROPOSALS`.
+        generator: for the choice of users.
+    """
     served = Served.load(folder)
     split, model = served.split, served.model
-    having = (split.test.lengths > 0).nonzero().squeeze(-1)
-    users = having[torch.randperm(len(having), generator=generator)[:rows]]
+    candidates = (split.test.lengths > 0).nonzero().squeeze(-1)
+    users = candidates[torch.randperm(len(candidates), generator=generator)[:rows]]
     vectors = model.backbone.vectors()
+    # Queries from the training items only: `served.known` would include the label in a history.
     queries = replace(served, known=split.train).queries(users, vectors)
     scores = model.head.scores(queries, linear_weight=vectors.for_head(model.head))
     counts = split.train.items.bincount(minlength=split.num_items).double()
-    smoothed = counts + 1  # every class can be drawn
+    smoothed = counts + 1  # so that an item without interactions can be drawn too
     log_q = smoothed.log() if proposal == "popularity" else torch.zeros_like(smoothed)
     target = split.test.padded(users)[:, 0]
     assert (target != PADDING).all()
@@ -117,9 +136,16 @@ def of_run(folder: Path, rows: int, proposal: str, generator: torch.Generator) -
 def bias_variance(
     subject: Subject, sizes: Sequence[int], draws: int, generator: torch.Generator
 ) -> Iterator[dict[str, Any]]:
-    """One row for each approximation and k: means over the rows of scores, at their labels.
+    """Bias and variance, one row for each approximation and number of negatives: means over the rows of scores.
 
-    Draws are the same for all rows, so their errors add up: the error of a mean is the mean of the errors.
+    All rows of scores share the same draws, so their errors are not independent: the mean of the rows' standard errors
+    bounds the standard error of the mean, and is what is stated.
+
+    Args:
+        subject: the scores.
+        sizes: numbers of negatives.
+        draws: number of draws to measure from; 0 for none.
+        generator: for the draws.
     """
     drawing, named = approximations(drawing=True), variant_names()
     for name, settings in _approximations(subject, sizes):
@@ -135,15 +161,18 @@ def bias_variance(
 
 
 def variant_title(row: Mapping[str, Any]) -> str:
-    """What a row of the numbers is about: the member and what tells its variants apart."""
+    """The title of a row of `bias_variance`: the member and the settings that tell its variants apart."""
     return " ".join(str(row[key]) for key in ("member", *variant_names()) if row.get(key) is not None)
 
 
 def _approximations(subject: Subject, sizes: Sequence[int]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(member, its settings) for all that `estimate` knows, but the baseline, which does not deviate from itself."""
+    """(member, keywords of `estimate`) for every approximation; the baseline has no bias and is left out.
+
+    If some scores are masked (-inf), variants that cannot handle masks are left out too.
+    """
     masked = bool((subject.scores.log_softmax(-1) <= MASKED).any())
     known = approximations()
-    for name in sorted(known, key=lambda name: KINDS.index(FAMILY[name].kind)):
+    for name in sorted(known, key=lambda name: KINDS_IN_ORDER.index(FAMILY[name].kind)):
         given: dict[str, Any] = {}
         if known[name].needs_tree:
             tree = HuffmanTree(subject.log_q.exp() if subject.counts is None else subject.counts)
@@ -160,23 +189,24 @@ def _approximations(subject: Subject, sizes: Sequence[int]) -> Iterator[tuple[st
 
 
 def signals(subject: Subject, sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Who gets no gradient, how steep the map is, and what ties of probabilities cost, one row a member.
+    """Gradients of negatives, steepness of the map and cost of ties: one row per member, for sampled ones per size.
 
-    silent: share of the negatives whose gradient is 0; for sampled members that of classes that are not drawn.
-    norm: spectral norm of the map's Jacobian, the mean over a few rows.
-    tie_loss: DCG lost by ranking by probabilities, ties at random, where the label is the only relevant class.
+    silent: share of the negatives whose gradient is exactly 0; for sampled members the probability of not being drawn.
+    norm: spectral norm of the Jacobian of the map, the mean over `NORM_ROWS` rows.
+    tie_loss: DCG that is lost if classes are ranked by their probabilities and ties are broken at random; the label is
+        the only relevant class.
     """
     relevant = torch.nn.functional.one_hot(subject.target, subject.num_classes).bool()
     negatives = (subject.scores > -torch.inf) & ~relevant
     for member in _mapped():
         map = member_map(member, subject.target, **member.examples[0])
-        some = member_map(member, subject.target[:NORM_ROWS], **member.examples[0])
+        map_of_norm_rows = member_map(member, subject.target[:NORM_ROWS], **member.examples[0])
         gradients = gradient(member, subject.scores, subject.target, **member.examples[0])
         yield {
             "member": member.name,
             "num_negatives": None,
             "silent": float((without_signal(gradients, subject.target) & negatives).sum() / negatives.sum().clamp(1)),
-            "norm": float(spectral_norm(some, subject.scores[:NORM_ROWS], iterations=NORM_STEPS).mean()),
+            "norm": float(spectral_norm(map_of_norm_rows, subject.scores[:NORM_ROWS], iterations=NORM_STEPS).mean()),
             "tie_loss": float(tie_loss(map(subject.scores), relevant).mean()),
         }
     for name in approximations(drawing=True):
@@ -186,14 +216,15 @@ def signals(subject: Subject, sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
 
 
 def _mapped() -> list[Member]:
-    """The members whose loss sees all scores."""
+    """The members with a map from scores to probabilities: those whose loss depends on all scores."""
     return [member for member in FAMILY.values() if member.map is not None]
 
 
 def heat_maps(subject: Subject, classes: int) -> dict[str, Figure]:
-    """Gradients (rows x classes) and Jacobians (classes x classes) of all maps, classes in the order of the scores.
+    """Heat maps of the gradients (rows x classes) and Jacobians (classes x classes) of all members with a map.
 
-    Exact zeros are black. Both colours reach down to a thousandth of the largest entry of a panel.
+    Classes are sorted by score, best first, and the best `classes` of them are drawn. Exact zeros are black. The colour
+    scale of a panel is logarithmic down to a thousandth of its largest entry, and linear below.
     """
     scores, target = subject.scores, subject.target
     gradients, jacobians = [], []
@@ -210,6 +241,7 @@ def heat_maps(subject: Subject, classes: int) -> dict[str, Figure]:
 
 
 def _panels(matrices: Sequence[tuple[str, Tensor]], horizontal: str, vertical: str) -> Figure:
+    """One figure with a heat map for each (title, matrix), and labels for the two axes."""
     import matplotlib
     from matplotlib.colors import SymLogNorm
     from matplotlib.figure import Figure
@@ -218,12 +250,12 @@ def _panels(matrices: Sequence[tuple[str, Tensor]], horizontal: str, vertical: s
     columns = 3
     rows = -(-len(matrices) // columns)
     figure = Figure(figsize=(4.4 * columns, 3.6 * rows))
-    figure.subplots_adjust(0.05, 0.09, 0.97, 0.89, wspace=0.3, hspace=0.4)  # a layout engine takes seconds
-    for at, (title, matrix) in enumerate(matrices):
-        axes = figure.add_subplot(rows, columns, at + 1)
+    figure.subplots_adjust(0.05, 0.09, 0.97, 0.89, wspace=0.3, hspace=0.4)  # a layout engine would take seconds
+    for number, (title, matrix) in enumerate(matrices, 1):
+        axes = figure.add_subplot(rows, columns, number)
         largest = float(matrix.abs().max()) or 1.0
         norm = SymLogNorm(linthresh=largest / 1000, vmin=-largest, vmax=largest)
-        shown = torch.where(matrix == 0, torch.nan, matrix).numpy()
+        shown = torch.where(matrix == 0, torch.nan, matrix).numpy()  # matplotlib draws nan in the colour of `bad`
         image = axes.imshow(shown, cmap=colours, norm=norm, aspect="auto", interpolation="nearest")
         axes.set(title=title, xlabel=horizontal, ylabel=vertical)
         bar = figure.colorbar(image, ax=axes, ticks=[sign * largest / 10**n for sign in (1, -1) for n in range(3)])
@@ -234,7 +266,10 @@ def _panels(matrices: Sequence[tuple[str, Tensor]], horizontal: str, vertical: s
 
 
 def diagnose(subject: Subject, sizes: Sequence[int], draws: int, generator: torch.Generator) -> dict[str, Any]:
-    """All that can be said in numbers."""
+    """The content of `diagnosis.json`: divergences of the proposal, `bias_variance` and `signals`.
+
+    Args: as of `bias_variance`.
+    """
     between = {k: divergences(subject.scores, subject.log_q, k) for k in sizes}
     return {
         "scores": subject.name,
@@ -251,7 +286,11 @@ def diagnose(subject: Subject, sizes: Sequence[int], draws: int, generator: torc
 
 
 def write(folder: Path, content: dict[str, Any], figures: dict[str, Figure]) -> list[Path]:
-    """The numbers as `diagnosis.json` and each figure as PNG and SVG, each file whole."""
+    """Write the numbers as `diagnosis.json` and each figure as PNG and SVG, each file atomically.
+
+    Returns:
+        The paths of the files.
+    """
     import matplotlib
 
     paths = [folder / "diagnosis.json"]
@@ -259,8 +298,8 @@ def write(folder: Path, content: dict[str, Any], figures: dict[str, Figure]) -> 
         folder.mkdir(parents=True, exist_ok=True)
         write_json(paths[0], content)
         for name, figure in figures.items():
-            with matplotlib.rc_context({"svg.hashsalt": name}):  # the same scores give the same file
-                for suffix in IMAGES:
+            with matplotlib.rc_context({"svg.hashsalt": name}):  # fixed ids in the SVG: equal scores give equal files
+                for suffix in FIGURE_SUFFIXES:
                     paths.append(folder / f"{name}.{suffix}")
                     with atomic_write(paths[-1]) as partial:
                         metadata = {"Date": None} if suffix == "svg" else None

@@ -1,4 +1,4 @@
-"""Full ranking: every item that a user does not have yet is ranked, and the lists are measured."""
+"""Evaluation by full ranking: rank all items that are new to a user, and compute metrics of the top of the list."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from manymax.study.data.batches import Batch
 from manymax.study.data.interactions import PADDING, Lists, Split
 from manymax.study.metrics import METRICS, Metric
 
-USERS_AT_A_TIME = 1024  # users at a time
+USERS_AT_A_TIME = 1024  # users that are ranked or served at a time; it bounds the memory for padded lists of items
 
 
 class ItemLaw(Protocol):
-    """The law that data was drawn from, where it is known."""
+    """The distribution p(item | user) that the data was drawn from, if it is known."""
 
     def probs(self, users: Tensor) -> Tensor:
         """(B, C) p(item | user) for users (B,)."""
@@ -29,12 +29,12 @@ class ItemLaw(Protocol):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What the lists are worth.
+    """The metrics of the ranked lists of U' users.
 
     Args:
         mean: {"ndcg@20": the mean over users, ...}.
         per_user: {"ndcg@20": (U',), ...} for metrics that have a value for each user.
-        users: (U',) the users that were asked for, those with something to find.
+        users: (U',) the users that were evaluated: those with at least one relevant item.
     """
 
     mean: dict[str, float]
@@ -43,7 +43,10 @@ class Evaluation:
 
 
 def known_lists(split: Split, part: str) -> Lists:
-    """What is known of each user when `part` is asked for: train for "valid", train and then valid for "test"."""
+    """The items that are known of each user when `part` is evaluated, in time order.
+
+    These are the items of "train" for part "valid", and those of "train" followed by those of "valid" for part "test".
+    """
     check_choice("part", part, ("valid", "test"))
     if part == "valid":
         return split.train
@@ -62,18 +65,19 @@ def evaluate(
     metrics: Iterable[str] | None = None,
     truth: ItemLaw | None = None,
 ) -> Evaluation:
-    """Rank all items for each user, without those that are known of them, and compare with a held-out part.
+    """Rank all items for each user, without the known ones, and compare the lists with a held-out part.
 
-    Known are the items of train at validation, those of train and validation at the test. Relevant are the distinct
-    items of the part that are not known: a repeated interaction cannot be found where known items are left out.
+    Known items of a user are those of the training part, at the test also those of the validation part. Relevant items
+    are the distinct items of the evaluated part that are not known: known items are not listed, so a repeated
+    interaction could never be found.
 
     Args:
-        backbone, head: ranked by `head.topk`; a backbone that reads histories gets the latest known items.
-        split: its `part` holds what is to be found.
+        backbone, head: items are ranked by `head.topk`; a backbone that reads histories gets the latest known items.
+        split: the data; users without a relevant item are left out.
         part: "valid" or "test".
         cutoffs: lengths of the lists.
         metrics: names from `METRICS`; all that can be computed if None.
-        truth: adds "regret".
+        truth: the true p(item | user); makes "regret" computable.
     """
     known, training = known_lists(split, part), backbone.training
     backbone.eval()
@@ -100,7 +104,8 @@ def popularity(
     metrics: Iterable[str] | None = None,
     truth: ItemLaw | None = None,
 ) -> Evaluation:
-    """The same for the ranking by the number of interactions in training, the baseline of every table."""
+    """Like `evaluate`, for the ranking by the number of interactions in training: the baseline of every table."""
+    # As a linear head: query 1, and the count of an item as its class vector of length 1.
     known, counts = known_lists(split, part), split.counts().double().unsqueeze(1)
 
     def rank(users: Tensor, depth: int) -> Tensor:
@@ -118,22 +123,29 @@ def _measure(
     metrics: Iterable[str] | None,
     truth: ItemLaw | None,
 ) -> Evaluation:
+    """Evaluate a ranking.
+
+    Args:
+        rank: (users (B,), depth) -> (B, depth) the best new items of each user, best first, padded with -100.
+    """
     chosen = _chosen(cutoffs, metrics, truth)
-    wanted = _pairs_to_find(split, part, known)
-    users, relevant = (wanted // split.num_items).unique_consecutive(return_counts=True)
+    relevant_pairs = _relevant_pairs(split, part, known)
+    users, relevant = (relevant_pairs // split.num_items).unique_consecutive(return_counts=True)
     if not users.numel():
         raise ArgumentError(f"`split` has nothing to find in its {part} part: no user has a new item there.")
     depth = max(cutoffs)
     lists, gains, best = [], [], []
     for block in users.split(USERS_AT_A_TIME):
         ids = rank(block, min(depth, split.num_items))
+        # A cutoff may exceed the number of items; places without an item count as misses.
         lists.append(nn.functional.pad(ids, (0, depth - ids.shape[1]), value=PADDING))
         if truth is not None:
             found, possible = _true_gains(truth, block, lists[-1], known)
             gains.append(found)
             best.append(possible)
     ranked = torch.cat(lists)
-    hits = _contains(wanted, users.unsqueeze(1) * split.num_items + ranked) & (ranked != PADDING)
+    # The second condition is needed: user u with item -100 has the number of another pair of a user before u.
+    hits = _contains(relevant_pairs, users.unsqueeze(1) * split.num_items + ranked) & (ranked != PADDING)
     sources: dict[str, tuple[Tensor, Tensor | int]] = {"hits": (hits, relevant), "lists": (ranked, split.num_items)}
     if truth is not None:
         sources["truth"] = (torch.cat(gains), torch.cat(best))
@@ -141,38 +153,40 @@ def _measure(
 
 
 def _chosen(cutoffs: tuple[int, ...], metrics: Iterable[str] | None, truth: ItemLaw | None) -> list[Metric]:
+    """The metrics to compute."""
     if not cutoffs or min(cutoffs) < 1:
         raise ArgumentError(f"`cutoffs` must hold numbers of at least 1; got {cutoffs}.")
     if metrics is None:
         return [metric for metric in METRICS.values() if metric.of != "truth" or truth is not None]
     chosen = [METRICS[name] for name in metrics]
     if truth is None and any(metric.of == "truth" for metric in chosen):
-        raise ArgumentError("`metrics` asks for regret, which needs `truth`: only planted data has it.")
+        raise ArgumentError("`metrics` asks for regret, which needs `truth`, and only planted data has it.")
     return chosen
 
 
-def _pairs_to_find(split: Split, part: str, known: Lists) -> Tensor:
-    """user x C + item of every pair of the part that is not known, once and in order."""
+def _relevant_pairs(split: Split, part: str, known: Lists) -> Tensor:
+    """The distinct relevant (user, item) pairs, each as the number user * C + item, sorted."""
     lists: Lists = getattr(split, part)
     pairs = (lists.users() * split.num_items + lists.items).unique()
-    seen = (known.users() * split.num_items + known.items).sort().values
-    return pairs[~_contains(seen, pairs)]
+    known_pairs = (known.users() * split.num_items + known.items).sort().values
+    return pairs[~_contains(known_pairs, pairs)]
 
 
-def _contains(ordered: Tensor, values: Tensor) -> Tensor:
-    """Which values are in a sorted tensor (n,)."""
-    if not ordered.numel():
+def _contains(sorted_values: Tensor, values: Tensor) -> Tensor:
+    """Whether each of `values`, of any shape, is in the sorted tensor (n,); a bool tensor of the shape of `values`."""
+    if not sorted_values.numel():
         return torch.zeros_like(values, dtype=torch.bool)
-    place = torch.searchsorted(ordered, values).clamp(max=ordered.numel() - 1)
-    return ordered[place] == values
+    place = torch.searchsorted(sorted_values, values).clamp(max=sorted_values.numel() - 1)
+    return sorted_values[place] == values
 
 
 def _true_gains(truth: ItemLaw, users: Tensor, lists: Tensor, known: Lists) -> tuple[Tensor, Tensor]:
-    """True p of the listed items, and the largest p of items that are not known, (B, depth) each."""
+    """The true p of the listed items, and the largest p among the items that are not known; both (B, depth)."""
     probs = truth.probs(users)
-    seen = known.padded(users)
-    row, column = (seen != PADDING).nonzero(as_tuple=True)
-    probs[row, seen[row, column]] = 0
+    known_items = known.padded(users)
+    row, column = (known_items != PADDING).nonzero(as_tuple=True)
+    probs[row, known_items[row, column]] = 0
+    # `gather` needs valid ids: padding reads item 0 and is then set to 0.
     gains = probs.gather(1, lists.clamp(min=0)).where(lists != PADDING, 0)
     best = probs.topk(min(lists.shape[1], probs.shape[1])).values
     return gains, nn.functional.pad(best, (0, lists.shape[1] - best.shape[1]))
@@ -184,11 +198,17 @@ def _evaluation(
     sources: dict[str, tuple[Tensor, Tensor | int]],
     users: Tensor,
 ) -> Evaluation:
+    """Compute the chosen metrics at all cutoffs.
+
+    Args:
+        sources: for each value of `Metric.of` the two arguments of the metric's function, of the largest depth.
+        users: (U',) the evaluated users.
+    """
     mean, per_user = {}, {}
     for cutoff in cutoffs:
         for metric in chosen:
             ranked, other = sources[metric.of]
-            if metric.of == "truth":
+            if metric.of == "truth":  # here both arguments are lists; of the others the second is a number per user
                 assert isinstance(other, Tensor)
                 other = other[:, :cutoff]
             name, value = f"{metric.name}@{cutoff}", metric.function(ranked[:, :cutoff], other)

@@ -1,10 +1,10 @@
-"""Metrics of ranked lists, one value a user; `METRICS` is the table of them.
+"""Metrics of ranked lists, one value per user; `METRICS` is the table of them.
 
     y_i       1 if the item at rank i is relevant, i = 1 .. cutoff
     |T|       the number of relevant items of the user
-    w_i       1 / log2(i + 1)
+    w_i       1 / log2(i + 1), the discount of rank i
 
-Means are over users with at least one relevant item.
+Users without a relevant item are not evaluated, so |T| >= 1.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def dcg(hits: Tensor, relevant: Tensor) -> Tensor:
 
 
 def ndcg(hits: Tensor, relevant: Tensor) -> Tensor:
-    """DCG / (w_1 + ... + w_m) with m = min(|T|, cutoff), the best that is possible.
+    """DCG / (w_1 + ... + w_m) with m = min(|T|, cutoff): DCG divided by its largest possible value.
 
     >>> ndcg(torch.tensor([[False, True]]), torch.tensor([5]))
     tensor([0.3869], dtype=torch.float64)
@@ -47,33 +47,33 @@ def ndcg(hits: Tensor, relevant: Tensor) -> Tensor:
 
 
 def precision(hits: Tensor, relevant: Tensor) -> Tensor:
-    """sum_i y_i / cutoff, also where fewer than `cutoff` items could be listed."""
+    """sum_i y_i / cutoff, also if fewer than `cutoff` items could be listed."""
     return hits.double().mean(1)
 
 
 def recall(hits: Tensor, relevant: Tensor) -> Tensor:
-    """sum_i y_i / |T|, so that it stays below 1 where |T| > cutoff."""
+    """sum_i y_i / |T|; it cannot reach 1 if |T| > cutoff."""
     return hits.sum(1).double() / relevant
 
 
 def hit_rate(hits: Tensor, relevant: Tensor) -> Tensor:
-    """1 if any y_i is."""
+    """1 if at least one y_i is 1, else 0."""
     return hits.any(1).double()
 
 
 def topk_error(hits: Tensor, relevant: Tensor) -> Tensor:
-    """The share of relevant items that are not listed, 1 - recall: with one relevant item, 1 if it is not listed."""
+    """1 - recall, the share of relevant items that are not listed; with one relevant item, 1 if it is not listed."""
     return 1 - recall(hits, relevant)
 
 
 def mrr(hits: Tensor, relevant: Tensor) -> Tensor:
-    """1 / the rank of the first hit, 0 without one."""
+    """1 / rank of the first hit; 0 if there is none."""
     ranks = torch.arange(1, hits.shape[1] + 1, dtype=torch.float64)
     return (hits.double() / ranks).amax(1)
 
 
 def mean_average_precision(hits: Tensor, relevant: Tensor) -> Tensor:
-    """sum_i y_i (y_1 + ... + y_i) / i, divided by |T| as trec_eval does."""
+    """sum_i y_i (y_1 + ... + y_i) / i, divided by |T|, as trec_eval does, and not by min(|T|, cutoff)."""
     ranks = torch.arange(1, hits.shape[1] + 1, dtype=torch.float64)
     return (hits * hits.cumsum(1) / ranks).sum(1) / relevant
 
@@ -83,7 +83,7 @@ def regret(gains: Tensor, best: Tensor) -> Tensor:
 
     Args:
         gains: (B, cutoff) p of the listed items.
-        best: (B, cutoff) the largest p among the items that could be listed, falling.
+        best: (B, cutoff) the largest p among the items that could be listed, in descending order.
 
     >>> regret(torch.tensor([[0.2, 0.5]]), torch.tensor([[0.5, 0.2]]))
     tensor([0.1768], dtype=torch.float64)
@@ -93,7 +93,7 @@ def regret(gains: Tensor, best: Tensor) -> Tensor:
 
 
 def coverage(lists: Tensor, num_items: int) -> Tensor:
-    """The share of all items that stand in anybody's list, ().
+    """The share of all items that are in the list of at least one user, ().
 
     Args:
         lists: (U, cutoff) ids, padded with -100.
@@ -106,11 +106,16 @@ def coverage(lists: Tensor, num_items: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Metric:
-    """One row of `METRICS`; a value at a cutoff is called "name@cutoff".
+    """One row of `METRICS`; the value at a cutoff is named "name@cutoff".
 
-    `of` says what the function takes: "hits" (hits, relevant); "truth" (gains, best), where the true p is
-    known; "lists" (lists, num_items), one value for all users together. `short` is its name in headings; `name` where
-    it is left out.
+    name: what settings and records call it.
+    title: what reports call it.
+    function: computes it from the two arguments that `of` says.
+    formula: one line for tables.
+    of: the arguments of the function: "hits" (hits, relevant); "truth" (gains, best), for data whose true p is known;
+        "lists" (lists, num_items), which gives one value for all users together.
+    higher_is_better: the direction for early stopping and for bold print.
+    short: a short title for the headers of tables; if it is empty, tables use `name`.
     """
 
     name: str
@@ -129,10 +134,10 @@ METRICS: Table[Metric] = Table(
     Metric("precision", "Precision", precision, "sum_i y_i / cutoff", short="P"),
     Metric("recall", "Recall", recall, "sum_i y_i / |T|", short="R"),
     Metric("dcg", "DCG", dcg, "sum_i y_i w_i, w_i = 1 / log2(i + 1)"),
-    Metric("hit_rate", "HR", hit_rate, "1 if any y_i is", aliases=("hr",)),
+    Metric("hit_rate", "HR", hit_rate, "1 if at least one y_i is 1, else 0", aliases=("hr",)),
     Metric("mrr", "MRR", mrr, "1 / rank of the first hit"),
     Metric("map", "MAP", mean_average_precision, "sum_i y_i (y_1 + ... + y_i) / i / |T|"),
     Metric("topk_error", "Top-k error", topk_error, "1 - sum_i y_i / |T|", higher_is_better=False),
-    Metric("coverage", "Coverage", coverage, "share of the items in anybody's list", of="lists"),
+    Metric("coverage", "Coverage", coverage, "share of the items in at least one user's list", of="lists"),
     Metric("regret", "Regret", regret, "1 - E[DCG] / E[DCG of the best ranking]", of="truth", higher_is_better=False),
 )

@@ -1,14 +1,14 @@
-"""What a trained model tells about its loss: gradients by rank, and bias and variance of the approximations.
+"""Measurements of a loss on a trained model: gradients by rank, and bias and variance of sampled approximations.
 
-Written to `probe.json` in the folder of a finished run, for the report, which reads no models:
+They are written to `probe.json` in the folder of a finished run, so that a report need not load models:
 
-    gradients       |d loss / d score| of some test users, a row a user, in bins of ranks (best score first); a bin
-                    is 0 only where every gradient in it is exactly 0
+    gradients       |d loss / d score| of some test users, one row per user, averaged over bins of ranks (best score
+                    first); a bin is 0 only if every gradient in it is exactly 0
     zero_share      the share of negatives whose gradient is exactly 0
-    jacobian        |J| of the map for the first of them, at the best-scored items
-    approximations  of models trained with the baseline: what the theory predicts for sampled losses under a uniform
-                    proposal, what is exact, and what draws measure, with standard errors
-    error           why there is nothing of this
+    jacobian        |J| of the member's map at the best-scored items, for the first of these users
+    approximations  for models trained with the baseline loss: bias and variance of the sampled losses under a uniform
+                    proposal, as the theory predicts them, exactly, and measured from draws with standard errors
+    error           in place of all of these: why nothing could be measured
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from manymax.theory.bias_variance import drawn, estimate
 from manymax.theory.gradients import by_score, gradient, top_jacobian, without_signal
 from manymax.theory.order_preservation import member_map
 
-ROWS = 32  # test users
-BINS = 64  # of ranks
-TOP = 48  # items of the Jacobian
-NEGATIVES = (5, 10, 50, 100)
-DRAWS = 2_000
+PROBED_USERS = 32
+RANK_BINS = 64  # most bins of ranks in `gradients`
+JACOBIAN_ITEMS = 48  # most rows and columns of `jacobian`
+SAMPLE_SIZES = (5, 10, 50, 100)  # numbers of negatives of the sampled losses
+DRAWS_PER_SIZE = 2_000
 
 
 def probe(folder: Path) -> None:
     """Write `probe.json` for a finished run."""
     try:
         content = _measure(folder)
-    except Exception as error:  # whatever is wrong here, the run itself is fine
+    except Exception as error:  # the run is finished and good: an error in these measurements must not fail it
         content = {"error": f"{type(error).__name__}: {error}"}
     write_json(folder / PROBE, content)
 
@@ -53,17 +53,18 @@ def probe(folder: Path) -> None:
 def _measure(folder: Path) -> dict[str, Any]:
     config, model, _, _, split = load_model(folder)
     member = config.member
-    if member.kind not in ("exact", "quadratic"):
+    if member.kind not in ("exact", "quadratic"):  # the other losses do not have a gradient for every score
         return {}
-    users = (split.test.lengths > 0).nonzero()[:ROWS, 0]
-    target = split.test.items[split.test.offsets[users]]
+    users = (split.test.lengths > 0).nonzero()[:PROBED_USERS, 0]
+    target = split.test.items[split.test.offsets[users]]  # the first test item of each user
     with torch.no_grad():
         vectors = model.backbone.vectors()
-        reads = model.backbone.needs_history
-        history = known_lists(split, "test").padded(users, model.backbone.max_length) if reads else None
+        needs_history = model.backbone.needs_history
+        history = known_lists(split, "test").padded(users, model.backbone.max_length) if needs_history else None
         scores = (model.backbone.queries(Batch(users, history), vectors) @ vectors.items.T).double()  # (N, C)
     settings = own_keywords(member.settings, config.loss.own)
-    settings.pop("learnable", None)  # of the head; the map is measured where training began
+    # A keyword of heads only. The map has no learned value, so it is measured at the value that training began with.
+    settings.pop("learnable", None)
     found = {**_gradients(member, scores, target, settings)}
     if member is BASELINE:
         found["approximations"] = list(_approximations(scores, target, config.seed))
@@ -71,29 +72,35 @@ def _measure(folder: Path) -> dict[str, Any]:
 
 
 def _gradients(member: Member, scores: Tensor, target: Tensor, settings: dict[str, Any]) -> dict[str, Any]:
-    slopes = gradient(member, scores, target, **settings)
-    silent = without_signal(slopes, target).sum() / (slopes.numel() - len(target))
-    found = {"gradients": _binned(by_score(slopes, scores).abs()).tolist(), "zero_share": silent.item()}
+    """The entries `gradients`, `zero_share` and, for members with a map, `jacobian`."""
+    gradients = gradient(member, scores, target, **settings)
+    zero_share = without_signal(gradients, target).sum() / (gradients.numel() - len(target))  # of the negatives
+    found = {"gradients": _binned(by_score(gradients, scores).abs()).tolist(), "zero_share": zero_share.item()}
     if member.map is not None:
-        mapped = {setting.name for setting in member.settings if setting.of_map}
-        own = {name: value for name, value in settings.items() if name in mapped}
-        corner = top_jacobian(member_map(member, target[0], **own), scores[0], min(TOP, scores.shape[1]))
-        found["jacobian"] = corner.abs().tolist()
+        names = {setting.name for setting in member.settings if setting.of_map}
+        own = {name: value for name, value in settings.items() if name in names}
+        items = min(JACOBIAN_ITEMS, scores.shape[1])
+        found["jacobian"] = top_jacobian(member_map(member, target[0], **own), scores[0], items).abs().tolist()
     return found
 
 
 def _binned(values: Tensor) -> Tensor:
-    """(N, C) to the means of at most BINS bins of columns."""
-    return torch.stack([part.mean(1) for part in values.tensor_split(min(BINS, values.shape[1]), dim=1)], dim=1)
+    """Means of the columns of (N, C) in at most `RANK_BINS` bins of equal size, (N, bins)."""
+    bins = values.tensor_split(min(RANK_BINS, values.shape[1]), dim=1)
+    return torch.stack([columns.mean(1) for columns in bins], dim=1)
 
 
 def _approximations(scores: Tensor, target: Tensor, seed: int) -> Iterator[dict[str, Any]]:
-    """Means over the users, who share the draws: the standard error of a mean is at most the mean of theirs."""
+    """The rows of `approximations`: for each sampled loss and number of negatives, means over the users.
+
+    All users share the same draws, so their errors are not independent: the standard error of a mean over users is at
+    most the mean of the users' standard errors, which is what is stated.
+    """
     for name, settings in _sampled():
-        for k in NEGATIVES:
+        for k in SAMPLE_SIZES:
             predicted = estimate(name, scores, target, num_negatives=k, **settings)
-            draws = generator(seed, "probe", step=k)
-            measured = drawn(name, scores, target, num_negatives=k, draws=DRAWS, generator=draws, **settings)
+            rng = generator(seed, "probe", step=k)
+            measured = drawn(name, scores, target, num_negatives=k, draws=DRAWS_PER_SIZE, generator=rng, **settings)
             yield {
                 "member": name,
                 **{key: settings.get(key) for key in variant_names()},
@@ -111,7 +118,7 @@ def _approximations(scores: Tensor, target: Tensor, seed: int) -> Iterator[dict[
 
 
 def _sampled() -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Members that draw, with those of their settings that can be trained on and differ under a uniform proposal."""
+    """(name, settings) of the sampled members: their variants that can be trained and differ for a uniform proposal."""
     for name, approximation in approximations(drawing=True).items():
         variants = (variant for variant in approximation.variants if variant.trained and variant.uniform)
         yield from ((name, variant.settings) for variant in variants)

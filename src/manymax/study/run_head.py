@@ -1,4 +1,4 @@
-"""From the settings of a run to its head: any member of the family, or a reference, on any backbone."""
+"""From the settings of a run to its head: any member of the family, or a reference loss, on any backbone."""
 
 from __future__ import annotations
 
@@ -21,31 +21,37 @@ from manymax.study.seeds import generator
 
 
 def build_head(config: RunConfig, split: Split) -> LinearHead:
-    """The head of a run, for the class vectors of any backbone; a tree brings node vectors of its own.
+    """The head of a run. It scores by the item vectors of the backbone; a tree has node vectors of its own.
 
-    Its draws come from `head.generator`, which a training loop seeds anew for each step.
+    A head that samples negatives draws them from `head.generator`, which the training loop seeds for each step.
     """
-    member, way = config.member, computations()[config.machine.computation]
-    if way.build is not None:
-        return way.build(member, split.num_items)
-    made: Any = head_class(member)
-    given = {"multilabel": config.loss.multilabel, **own_keywords(member.settings, config.loss.own)}
+    member, computation = config.member, computations()[config.machine.computation]
+    if computation.build is not None:
+        return computation.build(member, split.num_items)
+    make: Any = head_class(member)
+    keywords = {"multilabel": config.loss.multilabel, **own_keywords(member.settings, config.loss.own)}
+    # The first argument of a head is the size of its own class vectors; None: it gets those of the backbone each step.
     if member.kind == "sampled":
-        return cast(LinearHead, made(None, split.num_items, **given, **_drawing(config, split)))
+        return cast(LinearHead, make(None, split.num_items, **keywords, **_sampling_keywords(config, split)))
     if member.takes.smoothing:
-        given["label_smoothing"] = config.loss.label_smoothing
+        keywords["label_smoothing"] = config.loss.label_smoothing
     if member.kind == "tree":
-        head: Any = made(config.backbone.dim, split.num_items, tree=HuffmanTree(split.counts()), **given)
-        first = generator(config.seed, "init-head")
-        nn.init.normal_(head.node_vectors, std=config.backbone.init_scale, generator=first)
+        head: Any = make(config.backbone.dim, split.num_items, tree=HuffmanTree(split.counts()), **keywords)
+        rng = generator(config.seed, "init-head")
+        nn.init.normal_(head.node_vectors, std=config.backbone.init_scale, generator=rng)
         return cast(LinearHead, head)
-    about = {"matmul": "bf16" if config.training.bf16 else "float32", **way.options}
-    honoured = {name: value for name, value in about.items() if name in made.honours}
-    return cast(LinearHead, made(None, split.num_items, **given, options=honoured))
+    wanted = {"matmul": "bf16" if config.training.bf16 else "float32", **computation.options}
+    options = {name: value for name, value in wanted.items() if name in make.honours}
+    return cast(LinearHead, make(None, split.num_items, **keywords, options=options))
 
 
 def own_keywords(settings: Iterable[Setting], own: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a row under the names of whoever takes them; one that is left to the row is left out."""
+    """The values that a run gives to the settings of a member, sampler or solver, as keywords of its constructor.
+
+    Args:
+        settings: the settings that it declares.
+        own: values by the settings' names in a run. A value of None is left out: the constructor then has a default.
+    """
     found: dict[str, Any] = {}
     for setting in settings:
         if own.get(setting.public_name) is not None:
@@ -55,14 +61,16 @@ def own_keywords(settings: Iterable[Setting], own: dict[str, Any]) -> dict[str, 
     return found
 
 
-def _drawing(config: RunConfig, split: Split) -> dict[str, Any]:
-    """What heads that draw negatives have in common."""
+def _sampling_keywords(config: RunConfig, split: Split) -> dict[str, Any]:
+    """The keywords of heads that sample negatives."""
     sampler, size = SAMPLERS[config.sampler.name], config.training.batch_size
+    # In-batch negatives are the positives of other rows, so a batch of n pairs has n - 1 of them. The last batch of an
+    # epoch is shorter than the others: better an error now than at the end of the first epoch.
     last = split.train.items.numel() % size
     if sampler.needs_target and config.training.batches == "pairs" and 0 < last <= config.sampler.num_negatives:
         raise ArgumentError(
-            f"`num_negatives` {config.sampler.num_negatives} is more than the last batch of {last} pairs has to offer: "
-            "take 0 for the whole batch, or another `batch_size`."
+            f"`num_negatives` is {config.sampler.num_negatives}, but the last batch of an epoch has {last} pairs, too "
+            "few to take as many negatives from: use 0 for all of the batch, or another `batch_size`."
         )
     return {
         "sampler": build_sampler(config, split),
@@ -73,6 +81,6 @@ def _drawing(config: RunConfig, split: Split) -> dict[str, Any]:
 
 
 def build_sampler(config: RunConfig, split: Split) -> Sampler:
-    """The sampler of a run; laws of frequency are those of the training part."""
-    row = SAMPLERS[config.sampler.name]
-    return row.make(split.num_items, split.counts(), **own_keywords(row.settings, config.sampler.own))
+    """The sampler of a run; frequencies of items are those of the training part."""
+    entry = SAMPLERS[config.sampler.name]
+    return entry.make(split.num_items, split.counts(), **own_keywords(entry.settings, config.sampler.own))

@@ -1,7 +1,7 @@
-"""One seed, many generators: every purpose and every step has random numbers of its own.
+"""Random generators of a run: one seed, and a generator of its own for every purpose and every step.
 
-A generator is made anew from (seed, name, step) wherever it is needed, and none is ever saved: whoever knows the step
-knows its random numbers, and drawing more for one purpose changes nothing for the others.
+A generator is made from (seed, name, step) wherever it is needed, and none is ever saved in a checkpoint. A resumed run
+therefore draws the same numbers at each step, and drawing more for one purpose changes nothing for the others.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 
 
 def derive(seed: int, name: str, step: int = 0) -> int:
-    """A seed below 2^63 for one purpose and step: the first bits of sha256.
+    """A seed below 2^63 for one purpose and step: the first 8 bytes of a SHA-256 hash, without their lowest bit.
 
     >>> derive(0, "shuffle") == derive(0, "shuffle", 0), derive(0, "shuffle") == derive(0, "shuffle", 1)
     (True, False)

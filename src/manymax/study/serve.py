@@ -1,4 +1,4 @@
-"""A finished run at work: recommendations by the publisher's ids, and vectors for other systems."""
+"""Use of a finished run: recommendations for users by the ids of the data, and vectors for other systems."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ from manymax.study.backbones.base import Vectors
 from manymax.study.config import RunConfig
 from manymax.study.data.batches import Batch
 from manymax.study.data.interactions import Lists, Split
+from manymax.study.evaluate import USERS_AT_A_TIME
 from manymax.study.run import load_model
 from manymax.study.train import Model
-
-USERS_AT_A_TIME = 1024  # users at a time
 
 
 @dataclass(frozen=True)
 class Served:
-    """A trained model with the names of its users and items; `known` are all interactions of each user, in order."""
+    """A trained model with the ids of its users and items.
+
+    Inside, users and items are numbers from 0; `user_ids` and `item_ids` say what each number was called in the data.
+    `known` are the items of each user in all three parts of the split, in time order.
+    """
 
     config: RunConfig
     model: Model
@@ -35,14 +38,14 @@ class Served:
 
     @classmethod
     def load(cls, folder: Path) -> Served:
-        """From the folder of a finished run."""
+        """Load the model from the folder of a finished run."""
         config, model, user_ids, item_ids, split = load_model(folder)
         lists = (split.train, split.valid, split.test)
         users, items = torch.cat([part.users() for part in lists]), torch.cat([part.items for part in lists])
         return cls(config, model, user_ids, item_ids, split, Lists.from_pairs(users, items, split.num_users))
 
     def number(self, user: str) -> int:
-        """The number of a user whose id is written like this."""
+        """The number of the user with this id; ids that are integers in the data are given as text too."""
         names = [str(name) for name in self.user_ids]
         if user in names:
             return names.index(user)
@@ -54,9 +57,16 @@ class Served:
 
     @torch.no_grad()
     def recommend(self, users: Tensor, top: int, *, seen: bool = False) -> tuple[Tensor, Tensor]:
-        """Scores and item numbers (B, top) of the best items, without those that a user has already unless `seen`.
+        """The best items of some users.
 
-        Where fewer items are left the score is -inf and the number -100.
+        Args:
+            users: (B,) user numbers.
+            top: number of items per user.
+            seen: whether items that a user has already may be recommended.
+
+        Returns:
+            Scores and item numbers, (B, top) each, best first. If fewer items are left for a user, the remaining
+            scores are -inf and the numbers -100.
         """
         if not 1 <= top <= self.split.num_items:
             raise ArgumentError(f"`top` must be from 1 to the number of items, {self.split.num_items}; got {top}.")
@@ -66,14 +76,14 @@ class Served:
         return head.topk(self.queries(users, vectors), top, linear_weight=vectors.for_head(head), exclude=exclude)
 
     def queries(self, users: Tensor, vectors: Vectors) -> Tensor:
-        """(B, d) the vectors of users, given all that is known of them."""
+        """(B, d) the query vectors of users, from all items that are known of them."""
         backbone = self.model.backbone
         history = self.known.padded(users, backbone.max_length) if backbone.needs_history else None
         return backbone.queries(Batch(users, history), vectors)
 
     @torch.no_grad()
     def vectors(self) -> tuple[Tensor, Tensor]:
-        """User vectors (U, d) and item vectors (C, d) whose inner products are the scores."""
+        """User vectors (U, d) and item vectors (C, d); their inner products are the scores."""
         vectors = self.model.backbone.vectors()
         if not self.model.head.takes_class_vectors:
             raise ArgumentError(
