@@ -1,4 +1,4 @@
-"""Four processes that run the same job on the first 1, 2, 3 or 4 of them, each in a group of its own size."""
+"""Four processes, of which the first 1, 2, 3 or 4 run a job together, as a process group of that size."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def serve(rank: int, rendezvous: str, connection: Connection) -> None:
 
 
 class Pool:
-    """Starts the processes at the first job, and anew after a failure."""
+    """The processes: started at the first job, and again after a failure."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.starts = folder, 0

@@ -45,7 +45,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def do_run(group: dist.ProcessGroup, settings: dict[str, Any], folder: Path) -> Record | None:
-    """A run, on the first rank; what the others do meanwhile returns nothing."""
+    """A run, whose record rank 0 returns; the other ranks help and return None."""
     team = Team(group)
     if team.rank > 0:
         return follow_run(team)
@@ -110,7 +110,7 @@ def test_divergence_is_a_record_of_the_first_rank(pool: Pool, tmp_path: Path) ->
 
 
 def refusing(group: dist.ProcessGroup) -> None:
-    """One rank's loss refuses its rows: all ranks raise its words, and none of them waits."""
+    """The loss of one rank refuses its rows: all ranks raise its message, and none of them waits for another."""
     team, config = Team(group), RunConfig(**TINY)
     split = prepare_data(config).split
     model = build_model(config, split)

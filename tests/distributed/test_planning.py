@@ -12,7 +12,7 @@ from manymax.distributed.collectives import ProcessRanks
 from manymax.errors import ArgumentError, ManymaxError
 from manymax.members import FAMILY
 from manymax.theory.cost import Machine, Shape, cost
-from tests.distributed import jobs
+from tests.distributed import jobs_messages
 from tests.distributed.pool import Pool
 
 SHAPE = Shape(batch=512, num_classes=10**6, dim=64, support=50, positives=2)
@@ -32,11 +32,11 @@ HEADS = {
 
 @pytest.mark.parametrize("member", HEADS)
 def test_as_many_sums_and_bytes_as_predicted(pool: Pool, member: str) -> None:
-    """Exactly; a threshold search takes as many steps as it needs, up to twice or down to half of the 8 predicted."""
+    """Exact, but for threshold searches: they need between half and twice the 8 steps that are predicted."""
     for batch, num_classes, positives in ((40, 300, 1), (70, 3000, 3)):
         shape = Shape(batch=batch, num_classes=num_classes, dim=6, positives=positives)
         expected = traffic(member, shape, 2)
-        for sums, size in pool.run(2, jobs.step_traffic, HEADS[member], batch, num_classes, positives):
+        for sums, size in pool.run(2, jobs_messages.step_traffic, HEADS[member], batch, num_classes, positives):
             if member in ("sparsemax", "entmax"):
                 assert 0.5 <= sums / expected.sums <= 2
                 assert 0.5 <= size / expected.bytes <= 2
@@ -55,7 +55,7 @@ def test_there_is_a_prediction_for_every_member_with_a_head() -> None:
 
 @pytest.mark.parametrize("member", HEADS)
 def test_more_ranks(member: str) -> None:
-    """Each has less to hold and to do, and sends a little more; what all of them have in common stays."""
+    """With more ranks each has less to hold and to compute, and sends a little more."""
     rows = [plan(member, SHAPE, ranks, MACHINE, NETWORK) for ranks in (1, 2, 8, 64)]
     assert rows[0].sent == rows[0].exchanging == 0
     assert rows[0].computing == cost(member, SHAPE).work.seconds(MACHINE)
@@ -87,7 +87,7 @@ def test_a_ring_by_hand() -> None:
 
 
 def test_a_measured_network(pool: Pool) -> None:
-    first, second = pool.run(2, jobs.network)
+    first, second = pool.run(2, jobs_messages.network)
     assert first == second
     assert 0 < first.latency < 1
     assert 1e5 < first.bandwidth < 1e13

@@ -10,7 +10,7 @@ import torch
 import manymax
 from manymax import ArgumentError, ManymaxError
 from manymax.distributed import ShardedHead
-from tests.distributed import jobs
+from tests.distributed import jobs_exact, jobs_messages, jobs_sampled, jobs_state
 from tests.distributed.pool import Pool
 
 RANKS = [1, 2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (3, 4))]
@@ -49,41 +49,41 @@ def members(rows: list[tuple[str, dict[str, Any]]]) -> Any:
 @members(EXACT)
 @pytest.mark.parametrize("ranks", RANKS)
 def test_every_option(pool: Pool, name: str, setting: dict[str, Any], ranks: int) -> None:
-    """Each kind of target meets a quarter of the combinations of options, another one for each number of ranks."""
+    """Each kind of target gets a quarter of the combinations of options, a different one per number of ranks."""
     for index, kind in enumerate(KINDS):
         if kind == "float rows" and name == "Rankmax":
             continue
-        tried = pool.run(ranks, jobs.every_option, name, kind, setting, (index + ranks) % 4)
+        tried = pool.run(ranks, jobs_exact.every_option, name, kind, setting, (index + ranks) % 4)
         assert tried == [3 if name == "Rankmax" else 6] * ranks
 
 
 @members(EXACT)
 def test_supports_of_all_sizes(pool: Pool, name: str, setting: dict[str, Any]) -> None:
-    pool.run(2, jobs.supports, name, setting)
+    pool.run(2, jobs_exact.supports, name, setting)
 
 
 @members(EXACT)
 def test_a_support_on_one_rank(pool: Pool, name: str, setting: dict[str, Any]) -> None:
-    pool.run(3, jobs.one_rank_has_it_all, name, setting)
+    pool.run(3, jobs_exact.one_rank_has_it_all, name, setting)
 
 
 @members(EXACT + SAMPLED)
 def test_grouped_and_empty_targets(pool: Pool, name: str, setting: dict[str, Any]) -> None:
-    pool.run(3, jobs.grouped_and_empty, name, setting)
+    pool.run(3, jobs_exact.grouped_and_empty, name, setting)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_learned_alpha(pool: Pool, ranks: int) -> None:
-    pool.run(ranks, jobs.learned_alpha)
+    pool.run(ranks, jobs_exact.learned_alpha)
 
 
 @pytest.mark.parametrize("name", ["Softmax", "Sparsemax", "SampledSoftmax"])
 def test_a_large_offset_in_float32(pool: Pool, name: str) -> None:
-    pool.run(2, jobs.large_offset, name)
+    pool.run(2, jobs_sampled.large_offset, name)
 
 
 def test_rg_can_be_differentiated_twice(pool: Pool) -> None:
-    pool.run(3, jobs.twice)
+    pool.run(3, jobs_exact.twice)
 
 
 # Sampled members ---------------------------------------------------------------------------------
@@ -92,40 +92,40 @@ def test_rg_can_be_differentiated_twice(pool: Pool) -> None:
 @members(SAMPLED)
 @pytest.mark.parametrize("ranks", [2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (1, 3, 4))])
 def test_every_sampler(pool: Pool, name: str, setting: dict[str, Any], ranks: int) -> None:
-    pool.run(ranks, jobs.every_sampler, name, setting)
+    pool.run(ranks, jobs_sampled.every_sampler, name, setting)
 
 
 @members([*SAMPLED, *DEBIASED])
 @pytest.mark.parametrize("ranks", RANKS)
 def test_every_option_of_sampled_members(pool: Pool, name: str, setting: dict[str, Any], ranks: int) -> None:
     """Half of the combinations of options for each number of ranks."""
-    pool.run(ranks, jobs.sampled_options, name, setting, ranks // 2 % 2)
+    pool.run(ranks, jobs_sampled.sampled_options, name, setting, ranks // 2 % 2)
 
 
 def test_rows_of_a_sparse_gradient(pool: Pool) -> None:
-    pool.run(2, jobs.touched_rows)
+    pool.run(2, jobs_sampled.touched_rows)
 
 
 def test_a_sampler_that_follows_the_class_vectors(pool: Pool) -> None:
-    pool.run(2, jobs.quantised)
+    pool.run(2, jobs_sampled.quantised)
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["per row", "shared"])
 def test_all_ranks_draw_what_the_first_draws(pool: Pool, shared: bool) -> None:
-    alone = pool.run(1, jobs.draws_without_a_generator, shared)
-    assert pool.run(3, jobs.draws_without_a_generator, shared) == pytest.approx(alone * 3, rel=1e-12)
+    alone = pool.run(1, jobs_sampled.draws_without_a_generator, shared)
+    assert pool.run(3, jobs_sampled.draws_without_a_generator, shared) == pytest.approx(alone * 3, rel=1e-12)
 
 
 def test_all_ranks_cut_the_rows_alike(pool: Pool) -> None:
-    """The largest shard says how many rows a block has, and every block has its own exchange."""
-    assert pool.run(2, jobs.blocks, [3000, 10], 200_000) == [[64, 64, 2], [64, 64, 2]]
+    """The largest shard decides how many rows a block has, and every block has exchanges of its own."""
+    assert pool.run(2, jobs_messages.blocks, [3000, 10], 200_000) == [[64, 64, 2], [64, 64, 2]]
 
 
 # What is sent ------------------------------------------------------------------------------------
 
 ROWS, DIM = 32, 6
-AGREED = 3  # numbers of the check at the start of a call
-STATE = 5056  # bytes of a generator's state
+AGREED = 3  # numbers that the check at the start of a call sends
+STATE = 5056  # bytes of the state of torch's generator
 
 
 @pytest.mark.parametrize("positives", [1, 3])
@@ -144,7 +144,7 @@ def test_a_few_numbers_per_row_however_many_classes(
     pool: Pool, name: str, setting: dict[str, Any], per_row: Any, once: int, positives: int
 ) -> None:
     for num_classes in (200, 2000):
-        for forward, backward in pool.run(2, jobs.messages, name, setting, num_classes, positives):
+        for forward, backward in pool.run(2, jobs_messages.messages, name, setting, num_classes, positives):
             assert sum(forward) == per_row(positives) * ROWS + once + AGREED
             assert max(backward) <= ROWS * (DIM + 1)  # the gradient of the queries; RG has the bias as a feature
             assert sum(backward) <= ROWS * (DIM + 1) + 2 * (DIM + 1)
@@ -153,7 +153,7 @@ def test_a_few_numbers_per_row_however_many_classes(
 @pytest.mark.parametrize("alpha", [1.2, 1.5, 2.0])
 def test_a_threshold_search_sends_two_sums_for_each_step(pool: Pool, alpha: float) -> None:
     for num_classes in (200, 2000):
-        for forward, backward in pool.run(2, jobs.messages, "Entmax", {"alpha": alpha}, num_classes, 1):
+        for forward, backward in pool.run(2, jobs_messages.messages, "Entmax", {"alpha": alpha}, num_classes, 1):
             assert set(forward[1:]) == {2 * ROWS}
             assert len(forward) <= 1 + 2 + 12 + 1  # the check, two maxima, steps, sums at the end
             assert backward == [ROWS * DIM]
@@ -164,7 +164,7 @@ def test_a_threshold_search_sends_two_sums_for_each_step(pool: Pool, alpha: floa
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_ranking(pool: Pool, ranks: int) -> None:
-    pool.run(ranks, jobs.ranking)
+    pool.run(ranks, jobs_state.ranking)
 
 
 def same(state: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -172,7 +172,7 @@ def same(state: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def test_a_state_survives_another_number_of_ranks(pool: Pool) -> None:
-    saved = pool.run(3, jobs.save, [2, 18, 1])
+    saved = pool.run(3, jobs_state.save, [2, 18, 1])
     states, (full, *rest) = [own for own, _ in saved], [whole for _, whole in saved]
     assert rest == [{}, {}]
     assert [tuple(state["span"].tolist()) for state in states] == [(0, 2), (2, 20), (20, 21)]
@@ -180,7 +180,7 @@ def test_a_state_survives_another_number_of_ranks(pool: Pool) -> None:
     assert full["sampler.frequency.num_seen"].sum() == 4
     for ranks, sizes in ((1, None), (2, [20, 1]), (4, None)):
         for parts in (states, states[::-1], [full]):
-            loaded = pool.run(ranks, jobs.load, parts, sizes)[0]
+            loaded = pool.run(ranks, jobs_state.load, parts, sizes)[0]
             assert same(loaded, full)
     alone = manymax.LinearNCELoss(
         3, 21, manymax.samplers.InBatchSampler(21), None, learnable=True, bias=True, weight=torch.ones(21)
@@ -193,29 +193,29 @@ def test_a_state_survives_another_number_of_ranks(pool: Pool) -> None:
 def test_the_state_of_every_member_survives_another_number_of_ranks(
     pool: Pool, name: str, setting: dict[str, Any]
 ) -> None:
-    states, fulls, losses = zip(*pool.run(3, jobs.state_of, name, setting, []), strict=True)
+    states, fulls, losses = zip(*pool.run(3, jobs_state.state_of, name, setting, []), strict=True)
     for ranks in (1, 2, 4):
-        loaded = pool.run(ranks, jobs.state_of, name, setting, list(states))
+        loaded = pool.run(ranks, jobs_state.state_of, name, setting, list(states))
         assert same(loaded[0][1], fulls[0])
         assert [loss for _, _, loss in loaded] == pytest.approx([losses[0]] * ranks, rel=1e-12)
 
 
 def test_a_state_of_other_classes_is_refused(pool: Pool) -> None:
-    states = [own for own, _ in pool.run(2, jobs.save, None)]
-    pool.run(2, jobs.load_wrong_part, states)
+    states = [own for own, _ in pool.run(2, jobs_state.save, None)]
+    pool.run(2, jobs_state.load_wrong_part, states)
 
 
 def test_first_vectors_are_the_same_for_every_number_of_ranks(pool: Pool) -> None:
-    first = pool.run(1, jobs.first_vectors)[0]
+    first = pool.run(1, jobs_state.first_vectors)[0]
     reach = 3**-0.5
     assert first["linear.weight"].unique().numel() == 63
     assert 0.8 * reach < first["linear.weight"].abs().max() <= reach
     for ranks in (2, 3):
-        assert same(pool.run(ranks, jobs.first_vectors)[0], first)
+        assert same(pool.run(ranks, jobs_state.first_vectors)[0], first)
 
 
 def test_a_fault_on_one_rank_is_an_error_on_all(pool: Pool) -> None:
-    pool.run(2, jobs.refusals)
+    pool.run(2, jobs_state.refusals)
 
 
 @pytest.mark.parametrize(

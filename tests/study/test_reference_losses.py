@@ -1,4 +1,4 @@
-"""BPR and BCE: the losses by their formulas, and the interface of every head."""
+"""The reference losses BPR and BCE: their formulas, facts, and the interface that they share with all heads."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ from manymax.samplers import UniformSampler
 
 C, DIM = 23, 6
 
-each = pytest.mark.parametrize("row", REFERENCE_LOSSES.values(), ids=lambda row: row.name)
+each = pytest.mark.parametrize("entry", REFERENCE_LOSSES.values(), ids=lambda entry: entry.name)
 
 
-def slow(name: str, positive: float, negative: list[float]) -> float:
+def slow_loss(name: str, positive: float, negative: list[float]) -> float:
+    """The loss of one row by its formula, in Python numbers."""
+
     def log_sigmoid(x: float) -> float:
         return -math.log1p(math.exp(-x))
 
@@ -34,10 +36,10 @@ def slow(name: str, positive: float, negative: list[float]) -> float:
 
 @each
 @pytest.mark.parametrize("shared", [False, True])
-def test_the_head_is_the_formula_on_its_own_draws(row: Member, shared: bool, seed: int) -> None:
+def test_the_head_is_the_formula_on_its_own_draws(entry: Member, shared: bool, seed: int) -> None:
     queries, vectors = torch.randn(5, DIM, dtype=torch.float64), torch.randn(C, DIM, dtype=torch.float64)
     target = torch.randint(C, (5,))
-    head = head_class(row)(
+    head = head_class(entry)(
         None, C, num_negatives=4, shared=shared, generator=torch.Generator().manual_seed(seed), reduction="none"
     )
     value = head(queries, target, vectors)
@@ -45,16 +47,16 @@ def test_the_head_is_the_formula_on_its_own_draws(row: Member, shared: bool, see
     scores = queries @ vectors.T
     for n in range(5):
         ids = draw.ids if shared else draw.ids[n]
-        expected = slow(row.name, float(scores[n, target[n]]), [float(scores[n, j]) for j in ids])
+        expected = slow_loss(entry.name, float(scores[n, target[n]]), [float(scores[n, j]) for j in ids])
         assert float(value[n]) == pytest.approx(expected)
 
 
 @each
-def test_gradients(row: Member, seed: int) -> None:
+def test_gradients(entry: Member, seed: int) -> None:
     queries = torch.randn(3, DIM, dtype=torch.float64, requires_grad=True)
     vectors = torch.randn(C, DIM, dtype=torch.float64, requires_grad=True)
     target, generator = torch.randint(C, (3,)), torch.Generator()
-    head = head_class(row)(None, C, num_negatives=3, generator=generator)
+    head = head_class(entry)(None, C, num_negatives=3, generator=generator)
 
     def loss(queries: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
         generator.manual_seed(seed)
@@ -79,10 +81,10 @@ def test_bce_of_large_scores_is_finite() -> None:
 
 
 @each
-def test_a_reference_is_a_head_like_the_others(row: Member, seed: int) -> None:
-    """A loop that knows no loss by name trains it: padded, grouped and single targets, own or tied vectors."""
+def test_a_reference_loss_has_a_head_like_the_others(entry: Member, seed: int) -> None:
+    """A training loop that knows no loss by name trains it, with any form of target, with own vectors or given ones."""
     target = torch.randint(C, (64,))
-    queries, head = nn.Parameter(torch.randn(64, DIM)), head_class(row)(DIM, C, num_negatives=20)
+    queries, head = nn.Parameter(torch.randn(64, DIM)), head_class(entry)(DIM, C, num_negatives=20)
     optimizer = torch.optim.Adam([queries, *head.parameters()], lr=0.1)
     for _ in range(60):
         optimizer.zero_grad()
@@ -97,18 +99,18 @@ def test_a_reference_is_a_head_like_the_others(row: Member, seed: int) -> None:
         assert head(queries[rows], form, torch.randn(C, DIM)).isfinite()
 
 
-def test_references_are_no_members() -> None:
+def test_reference_losses_are_no_members() -> None:
     assert list(REFERENCE_LOSSES) == ["bpr", "bce"]
     assert not set(REFERENCE_LOSSES) & set(FAMILY)
 
 
 @each
-def test_what_a_reference_states_about_itself(row: Member, seed: int) -> None:
+def test_facts_of_a_reference_loss(entry: Member, seed: int) -> None:
     """For labels from p and single negatives from q: the minimiser, convexity, smoothness and shifts."""
     p, q = torch.distributions.Dirichlet(torch.ones(2, 5, dtype=torch.float64)).sample()
 
     def risk(scores: torch.Tensor) -> torch.Tensor:
-        losses = torch.stack([row.loss(s.expand(5), scores.unsqueeze(1)) for s in scores])  # (label, negative)
+        losses = torch.stack([entry.loss(s.expand(5), scores.unsqueeze(1)) for s in scores])  # (label, negative)
         return (p.unsqueeze(1) * q * losses).sum()
 
     best = (p / q).log()
@@ -116,8 +118,8 @@ def test_what_a_reference_states_about_itself(row: Member, seed: int) -> None:
     for scores in (best, torch.zeros(5, dtype=torch.float64), 3 * torch.randn(5, dtype=torch.float64)):
         curvature = torch.linalg.eigvalsh(torch.autograd.functional.hessian(risk, scores))
         assert curvature.min() > -1e-12
-        assert curvature.max() <= row.facts.smoothness.value + 1e-12
+        assert curvature.max() <= entry.facts.smoothness.value + 1e-12
     same = torch.isclose(risk(best), risk(best + 1))
-    assert bool(same) == row.facts.shift_invariant.value
-    assert row.facts.convex.value
-    assert row.facts.calibrated.value
+    assert bool(same) == entry.facts.shift_invariant.value
+    assert entry.facts.convex.value
+    assert entry.facts.calibrated.value
