@@ -55,7 +55,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {f"study.{n}" for n in ("backbones", "config", "supervisor", "data", "parallel", "seeds")},
     "study.train_als": {f"study.{n}" for n in ("supervisor", "data", "run_head", "train")},
     "study.evaluate": {"engine", "heads", "study.backbones", "study.data", "study.metrics"},
-    "study.report": {"members", *(f"study.{n}" for n in ("backbones", "files", "metrics", "run_options", "records"))},
+    "study.record_files": {"study.config", "study.files", "study.records"},
+    "study.report": {"members"}
+    | {f"study.{n}" for n in ("backbones", "files", "metrics", "run_options", "records", "record_files")},
     "study": {*LIBRARY, "study"},
     "paper": {*LIBRARY, "study"},
     "cli": {"members", "engine", "heads", "samplers", "distributed", "theory", "advisor", "study", "paper", ""},

@@ -20,13 +20,14 @@ from manymax.heads.stub import stub
 from manymax.members import FAMILY, REFERENCE_LOSSES
 from manymax.study.backbones import BACKBONES
 from manymax.study.groups import GRADIENT
+from manymax.study.record_files import SUFFIX, read_all_runs
 from manymax.study.records import RECORD, Record, read_record
 from manymax.study.run_options import flat
 
 BEGIN, END = "<!-- family: begin, written by `make docs` -->", "<!-- family: end -->"
 FAMILY_PAGE = Path("docs/family.md")
 TYPE_STUB = Path("src/manymax/heads/__init__.pyi")
-PLANTED_PAGE, PLANTED_RUNS = Path("docs/planted.md"), Path("results/planted")
+PLANTED_PAGE, PLANTED_RUNS = Path("docs/planted.md"), Path("results/planted")  # of the runs: a .jsonl file, or a folder
 
 
 def docs(root: Annotated[Path, typer.Option(help="The top folder of a checkout.")] = Path()) -> None:
@@ -128,6 +129,8 @@ Tested with {settings}. Citation: {member.citation}"""
 
 def planted_runs(root: Path) -> list[Record]:
     """The records of configs/planted.toml that are kept in the repository; empty where there are none."""
+    if (file := (root / PLANTED_RUNS).with_suffix(SUFFIX)).is_file():
+        return [run.record for run in read_all_runs(file)]
     return [read_record(path.parent) for path in sorted((root / PLANTED_RUNS).rglob(RECORD))]
 
 

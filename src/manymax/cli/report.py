@@ -14,8 +14,10 @@ from manymax.study.report.sinks import to_mlflow, to_tensorboard
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(help="Folder of a study, or of a single run.")],
-    out: Annotated[Path | None, typer.Option(help="Folder to write to; FOLDER/report if left out.")] = None,
+    folder: Annotated[Path, typer.Argument(help="Folder of a study or of a single run, or a file of kept runs.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write to; if left out FOLDER/report, or NAME_report for a file.")
+    ] = None,
     images: Annotated[bool, typer.Option(help="Also write the figures as PNG and SVG files.")] = True,
     tensorboard: Annotated[
         Path | None, typer.Option(help="Also write the runs into this folder, for TensorBoard.")

@@ -13,12 +13,19 @@ from manymax.study.report import collect
 
 
 def records(
-    folders: Annotated[list[Path], typer.Argument(help="Folders of studies or of runs.")],
-    into: Annotated[Path, typer.Option(help="Where the copies go, such as results/study/NAME.")],
+    folders: Annotated[list[Path], typer.Argument(help="Folders of studies or of runs, or files of kept runs.")],
+    into: Annotated[Path, typer.Option(help="The file that they are added to, such as results/study/NAME.jsonl.")],
 ) -> None:
-    """Copy the records and curves of finished runs: no weights, no users, no paths of this machine."""
-    copies = collect.collect(folders, into)
-    typer.echo(f"{len(copies)} runs in {into}")
+    """Keep the records and curves of finished runs in a file: no weights, no users, no paths of this machine.
+
+    The file has one JSON line per run; results/README.md describes it. A run that is in the file already is replaced.
+    """
+    done = collect.collect(folders, into)
+    left_out = f"; {done.left_out} left out, which have not ended" if done.left_out else ""
+    typer.echo(
+        f"{len(done.kept)} runs in {into}: {len(done.new)} new, {len(done.replaced)} replaced{left_out}."
+        f" The file holds {done.total}."
+    )
 
 
 def reproduction(

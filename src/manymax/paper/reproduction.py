@@ -20,6 +20,7 @@ from manymax.paper.printed import PAPER_NAMES, matching, paper_name
 from manymax.paper.selection import METRIC, draws, nearest, question_1, question_2, rates, tuned
 from manymax.paper.verdicts import FINDINGS, decide, read_decided
 from manymax.study.files import atomic_write, write_json
+from manymax.study.record_files import SUFFIX
 from manymax.study.report import figures, pace, tables
 from manymax.study.report.drawing import Figure, draw
 from manymax.study.report.formats import Cell, ReportTable, escape, markdown
@@ -110,14 +111,25 @@ def _save(figure: Figure, folder: Path) -> Path:
 def read(root: Path) -> Collected:
     """The records below `root`/results/study, what was decided from them, and the causes of differences."""
     place = root / RESULTS
-    folders = sorted(path for path in place.iterdir() if path.is_dir()) if place.is_dir() else []
-    found = {folder.name: read_study(folder) for folder in folders}
+    found = {name: read_study(path) for name, path in _study_sources(place).items()}
     unreadable = [why for study in found.values() for why in study.unreadable]
     if unreadable:
         raise ManymaxError(" ".join(unreadable))
     decided, cases = read_decided(place / FINDINGS)
     studies = {name: study.runs for name, study in found.items()}
     return Collected(studies, frozenset(decided), cases, _causes(root / CAUSES))
+
+
+def _study_sources(folder: Path) -> dict[str, Path]:
+    """{name: path} of the studies in a folder, sorted by name: files of kept runs, and folders of run folders."""
+    sources: dict[str, Path] = {}
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.is_dir() or path.suffix == SUFFIX:
+            name = path.name if path.is_dir() else path.stem
+            if name in sources:
+                raise ManymaxError(f"{sources[name]} and {path} are two studies of one name: rename or remove one.")
+            sources[name] = path
+    return dict(sorted(sources.items()))
 
 
 def _causes(path: Path) -> dict[tuple[str, str, str], str]:

@@ -39,7 +39,7 @@ def decide(
     ):
         content = read_json(path)
         rows[identity(content.get("hash", ""), content.get("test", {}))] = path.parent
-    known = [Run(rows.get(run.identity, run.folder), run.record) for run in runs]
+    known = [replace(run, folder=rows.get(run.identity, run.folder)) for run in runs]
     made = [replace(trial, data=paper_name(trial)) for trial in trials(known)]
     found = {each.finding.number: each.cases for each in judge(made)}
     return {

@@ -1,13 +1,9 @@
-"""Records that are kept, and the page that is made of them."""
+"""The page of the reproduction, from records that are kept."""
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -18,65 +14,12 @@ from manymax.paper import reproduction
 from manymax.paper.findings import FINDINGS as CLAIMS
 from manymax.paper.method_comparisons import METHOD_COMPARISONS
 from manymax.paper.reproduction import CAUSES, PAGE, RESULTS, drawings, page, read, write
-from manymax.paper.verdicts import FINDINGS, UNTESTED, decide
-from manymax.study.files import read_json, write_json
-from manymax.study.records import EPOCHS, RECORD, read_record
-from manymax.study.report.collect import collect, portable
+from manymax.study.report.collect import collect
 from manymax.study.report.runs import trials
 from tests.study.report.generated import write_run
+from tests.study.report.small_study import ML1M, row, section
 
 ROOT = Path(__file__).parents[3]
-ML1M: dict[str, Any] = {"data": "/somewhere/else/ml-1m.parquet", "preset": "paper-table"}
-
-
-def originals(folder: Path) -> Path:
-    """A small study: two learning rates, several numbers of negatives, one run that failed, one that diverged."""
-    for lr, quality in ((1e-3, 0.26), (1e-4, 0.24)):
-        write_run(folder, loss="softmax", lr=lr, quality=quality, **ML1M)
-    write_run(folder, loss="softmax", lr=1e-3, quality=0.27, seed=1, **ML1M)
-    write_run(folder, loss="rankmax", quality=0.30, **ML1M)
-    write_run(folder, loss="sparsemax", quality=0.20, **ML1M)
-    for k, quality in ((5, 0.22), (10, 0.24), (100, 0.265)):
-        write_run(folder, loss="sampled_softmax", num_negatives=k, quality=quality, **ML1M)
-    for ridge, quality in ((0.1, 0.25), (1.0, 0.28)):
-        write_run(folder, loss="rg", solver="als", ridge=ridge, quality=quality, **ML1M)
-    write_run(folder, loss="entmax", status="failed", reason="no memory at /somewhere", **ML1M)
-    write_run(folder, loss="entmax", lr=0.5, status="diverged", reason="the loss is nan", **ML1M)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("template")
-    (folder / "docs").mkdir()
-    collect([originals(folder / "mine")], folder / RESULTS / "q1")
-    return folder
-
-
-@pytest.fixture
-def root(template: Path, tmp_path: Path) -> Path:
-    """A checkout of one's own: docs, collected records, and the original runs in `mine`."""
-    return Path(shutil.copytree(template, tmp_path / "root"))
-
-
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without figures, which take seconds."""
-    monkeypatch.setattr(reproduction, "drawings", lambda _: [])
-
-
-def section(text: str, heading: str) -> str:
-    """From a heading to the next one of its level or above."""
-    level = heading.partition(" ")[0]
-    rest = text.partition(f"{heading}\n")[2]
-    assert rest, f"there is no {heading!r}"
-    return re.split(rf"^#{{2,{len(level)}}} ", rest, flags=re.MULTILINE)[0]
-
-
-def row(text: str, *starts: str) -> list[str]:
-    """The cells of the one row of a table that begins so."""
-    (found,) = [line for line in text.splitlines() if line.startswith("| " + " | ".join(starts) + " |")]
-    return [cell.strip() for cell in found.strip("| ").split(" | ")]
 
 
 class TestCommitted:
@@ -87,61 +30,6 @@ class TestCommitted:
         text = (ROOT / PAGE).read_text(encoding="utf-8")
         linked = {(ROOT / "docs" / link).resolve() for link in re.findall(r"!\[[^]]*\]\(([^)]+)\)", text)}
         assert linked == {path.resolve() for path in (ROOT / "docs/figures").glob("reproduction_*.svg")}
-
-    def test_records_are_small_and_name_no_place(self) -> None:
-        for path in (path for path in (ROOT / RESULTS).rglob("*") if path.is_file()):
-            assert path.name in {RECORD, EPOCHS, "probe.json", FINDINGS}, path
-            assert path.stat().st_size < 200_000, path
-            if path.suffix == ".json":
-                assert not re.search(r'"(/|[A-Z]:\\|~)', path.read_text(encoding="utf-8")), path
-
-
-class TestCollect:
-    def test_only_outcomes_and_curves_of_ended_runs(self, tmp_path: Path) -> None:
-        copies = collect([originals(tmp_path / "mine")], tmp_path / "kept")
-        assert len(copies) == 11
-        assert {path.name for path in (tmp_path / "kept").rglob("*") if path.is_file()} == {RECORD, EPOCHS}
-        assert {read_record(copy).status for copy in copies} == {"done", "diverged"}
-
-    def test_paths_are_gone_and_the_rest_is_kept(self, tmp_path: Path) -> None:
-        folder = write_run(tmp_path / "mine", loss="softmax", **ML1M)
-        (copy,) = collect([folder], tmp_path / "kept")
-        before, after = read_json(folder / RECORD), read_json(copy / RECORD)
-        assert after["settings"]["data"]["source"] == "ml-1m.parquet"
-        after["settings"]["data"]["source"] = before["settings"]["data"]["source"]
-        assert after == before
-        assert (copy / EPOCHS).read_bytes() == (folder / EPOCHS).read_bytes()
-
-    def test_path_of_windows(self, tmp_path: Path) -> None:
-        content = read_json(write_run(tmp_path, loss="softmax", data=r"C:\me\ml-1m.parquet") / RECORD)
-        assert portable(content, tmp_path).settings["data"]["source"] == "ml-1m.parquet"
-
-    def test_probe_is_rounded(self, tmp_path: Path) -> None:
-        folder = write_run(tmp_path / "mine", loss="softmax", **ML1M)
-        write_json(folder / "probe.json", {"zero_share": 0.123456789, "gradients": [[1 / 3, 0.0]]})
-        (copy,) = collect([folder], tmp_path / "kept")
-        assert read_json(copy / "probe.json") == {"zero_share": 0.1235, "gradients": [[0.3333, 0.0]]}
-
-    def test_fields_of_another_version(self, tmp_path: Path) -> None:
-        folder = write_run(tmp_path / "mine", loss="softmax", **ML1M)
-        content = read_json(folder / RECORD)
-        write_json(folder / RECORD, content | {"extra": {}})
-        assert len(collect([folder], tmp_path / "kept")) == 1
-        write_json(folder / RECORD, content | {"extra": {"a": 1}})
-        with pytest.raises(ManymaxError, match="holds extra, which this version"):
-            collect([folder], tmp_path / "kept")
-
-    @pytest.mark.parametrize("text", ["{", "{}", "[]", '{"settings": 3}', '{"settings": {}}'])
-    def test_what_is_no_record(self, tmp_path: Path, text: str) -> None:
-        (tmp_path / RECORD).write_text(text)
-        with pytest.raises(ManymaxError, match=RECORD):
-            collect([tmp_path], tmp_path / "kept")
-        assert not (tmp_path / "kept").exists()
-
-    def test_again_changes_nothing(self, root: Path) -> None:
-        before = {path: path.read_bytes() for path in (root / RESULTS).rglob("*") if path.is_file()}
-        collect([root / "mine"], root / RESULTS / "q1")
-        assert {path: path.read_bytes() for path in (root / RESULTS).rglob("*") if path.is_file()} == before
 
 
 class TestPage:
@@ -181,14 +69,14 @@ class TestPage:
         jackknife = {"correction": "partition", "debias": "jackknife"}
         for lr in (1e-3, 5e-4):
             folder = write_run(tmp_path / "mine", loss="sampled_softmax", **jackknife, **(ML1M | {"lr": lr}))
-            collect([folder], tmp_path / RESULTS / "q1")
+            collect([folder], tmp_path / RESULTS / "q1.jsonl")
         text = page(read(tmp_path))
         assert "(" not in row(section(text, "### mf, ml-1m"), r"sampled\_softmax")[5]
         assert "(0." not in section(text, "### mf: all learning rates")
 
     def test_another_form_of_a_set_is_compared(self, tmp_path: Path) -> None:
         folder = write_run(tmp_path / "mine", loss="softmax", data="electronics_10core.parquet", quality=0.02)
-        collect([folder], tmp_path / RESULTS / "q1")
+        collect([folder], tmp_path / RESULTS / "q1.jsonl")
         assert row(section(page(read(tmp_path)), "### mf, electronics\\_10core"), "softmax")[5].endswith("(0.0235)")
 
     def test_large_differences_have_a_cause(self, root: Path) -> None:
@@ -222,7 +110,7 @@ class TestPage:
     def test_ways_of_computing_stand_apart(self, root: Path) -> None:
         for loss, way, seconds in (("softmax", "table", 8), ("softmax", "blocks", 2), ("sparsemax", "table", 80)):
             folder = write_run(root / "ways", loss=loss, computation=way, epochs=4, seconds_per_epoch=seconds, **ML1M)
-            collect([folder], root / RESULTS / "computation")
+            collect([folder], root / RESULTS / "computation.jsonl")
         text = page(read(root))
         assert "needed are runs that differ in `computation`, in" not in text
         cells = row(section(text, "## Ways of computing"), "ml-1m", "mf", "sparsemax", "table")
@@ -232,7 +120,7 @@ class TestPage:
     def test_ways_of_computing_are_drawn_where_early_stopping_ended_them(self, root: Path) -> None:
         for way, epochs in (("table", 4), ("blocks", 4), ("compiled", 1000)):
             folder = write_run(root / "ways", loss="sparsemax", computation=way, epochs=epochs, **ML1M)
-            collect([folder], root / RESULTS / "computation")
+            collect([folder], root / RESULTS / "computation.jsonl")
         (panel,) = next(figure for figure in drawings(read(root)) if figure.name == "computation").panels
         assert [line.name for line in panel.lines] == [
             "sparsemax (computation=blocks)",
@@ -243,7 +131,7 @@ class TestPage:
     def test_ways_to_make_batches_stand_apart(self, root: Path) -> None:
         for batches, quality in (("pairs", 0.5), ("users", 0.4)):
             folder = write_run(root / "ways", loss="softmax", batches=batches, epochs=3, quality=quality, **ML1M)
-            collect([folder], root / RESULTS / "batches")
+            collect([folder], root / RESULTS / "batches.jsonl")
         text = page(read(root))
         cells = row(section(text, "## Ways to make batches"), "ml-1m", "mf", "softmax", "users")
         assert float(cells[5]) == pytest.approx(0.4, abs=0.02)
@@ -253,7 +141,7 @@ class TestPage:
         """Though others are better; rates are compared where there are most of them."""
         for lr, quality in ((1e-3, 0.45), (5e-4, 0.5), (1e-4, 0.4)):
             write_run(root / "more", loss="softmax", batches="users", quality=quality, **(ML1M | {"lr": lr}))
-        collect([root / "more"], root / RESULTS / "q1")
+        collect([root / "more"], root / RESULTS / "q1.jsonl")
         text = page(read(root))
         assert float(row(section(text, "### mf, ml-1m"), "softmax", "pairs")[5][:6]) == pytest.approx(0.265, abs=0.02)
         every = section(text, "### mf: all learning rates")
@@ -265,7 +153,7 @@ class TestPage:
     def test_ways_to_read_histories_stand_apart(self, root: Path) -> None:
         for positions in ("all", "windows"):
             folder = write_run(root / "ways", loss="softmax", backbone="sasrec", positions=positions, epochs=3, **ML1M)
-            collect([folder], root / RESULTS / "positions")
+            collect([folder], root / RESULTS / "positions.jsonl")
         text = page(read(root))
         assert row(section(text, "## Ways to read histories"), "ml-1m", "sasrec", "softmax", "windows")
         assert "positions=" not in section(text, "## Question 1: accuracy")
@@ -273,13 +161,13 @@ class TestPage:
     def test_log_partitions_of_nce_stand_apart(self, root: Path) -> None:
         for log_z in (None, 0.0):
             folder = write_run(root / "ways", loss="nce", num_negatives=10, log_z=log_z, epochs=3, **ML1M)
-            collect([folder], root / RESULTS / "log_z")
+            collect([folder], root / RESULTS / "log_z.jsonl")
         text = page(read(root))
         assert row(section(text, "## NCE and its log partition"), "ml-1m", "mf", "nce", "10", "0.0")
         assert "log\\_z=" not in section(text, "## Question 2: negatives")
 
     def test_a_run_of_two_studies_counts_once(self, root: Path) -> None:
-        collect([root / "mine"], root / RESULTS / "q2")
+        collect([root / "mine"], root / RESULTS / "q2.jsonl")
         assert len(read(root).done) == 10
         text = page(read(root))
         assert row(section(text, "### mf, ml-1m"), "softmax")[4] == "2"
@@ -292,90 +180,6 @@ class TestPage:
         assert "- ml-1m, mf: not run of the paper's settings: softmax lr=0.0005; sparsemax lr=0.0005," in text
         assert "- ml-1m, mf, entmax, lr=0.5, seed 0: diverged." in text
         assert "- 10 runs have not been looked at for the findings yet." in text
-
-
-@pytest.mark.usefixtures("undrawn")
-class TestFindings:
-    def test_decided_where_the_users_are(self, root: Path) -> None:
-        write(root, [root / "mine"])
-        text = (root / PAGE).read_text(encoding="utf-8")
-        claim = CLAIMS[1]
-        assert row(text, "2", claim.claim)[2] == "**confirmed**"
-        assert "- supports: ml-1m, mf: rankmax 0.30" in section(text, "### Finding 2")
-        assert "Decided from 10 of the 10 finished runs" in text
-
-    def test_kept_when_the_users_are_gone(self, root: Path) -> None:
-        write(root, [root / "mine"])
-        first = (root / PAGE).read_text(encoding="utf-8")
-        os.rename(root / "mine", root / "gone")
-        write(root)
-        assert (root / PAGE).read_text(encoding="utf-8") == first
-
-    def test_backbones_are_compared_on_two_forms_of_a_set(self, tmp_path: Path) -> None:
-        for backbone, form in (("mf", "10core"), ("sasrec", "sequences")):
-            for loss, quality in (("softmax", 0.4), ("sparsemax", 0.2 if backbone == "sasrec" else 0.3)):
-                settings = {"data": f"electronics_{form}.parquet", "backbone": backbone}
-                write_run(tmp_path / "mine", loss=loss, quality=quality, **settings)
-        collect([tmp_path / "mine"], tmp_path / RESULTS / "q1")
-        (case,) = decide(read(tmp_path).done, [tmp_path / "mine"], {})["findings"]["4"]
-        assert case["name"].startswith("electronics, sasrec, sparsemax, 7")  # per cent of softmax on mf
-        assert case["supports"]
-
-    @pytest.mark.usefixtures("undrawn")
-    def test_a_share_that_has_changed_since_is_not_kept(self, tmp_path: Path) -> None:
-        """Finding 4 compares a share with that on mf, where no test is needed."""
-        (tmp_path / "docs").mkdir()
-        for backbone, quality in (("mf", 0.3), ("sasrec", 0.2)):
-            write_run(tmp_path / "mine", loss="softmax", backbone=backbone, quality=0.4, **ML1M)
-            write_run(tmp_path / "mine", loss="sparsemax", backbone=backbone, quality=quality, **ML1M)
-        collect([tmp_path / "mine"], tmp_path / RESULTS / "q1")
-        write(tmp_path, [tmp_path / "mine"])
-        write_run(tmp_path / "more", loss="sparsemax", lr=5e-4, quality=0.39, **ML1M)
-        collect([tmp_path / "more"], tmp_path / RESULTS / "q1")
-        before, after = (
-            decide(read(tmp_path).done, [tmp_path / place], read(tmp_path).cases) for place in ("mine", "more")
-        )
-        assert [cases["findings"]["4"][0]["supports"] for cases in (before, after)] == [True, None]
-
-    def test_a_later_run_of_the_same_settings_is_another(self, root: Path) -> None:
-        for path in (root / "mine").rglob(RECORD):
-            content = json.loads(path.read_text())
-            write_json(path, content | {"test": dict.fromkeys(content["test"], 0.9)})
-        (case,) = decide(read(root).done, [root / "mine"], {})["findings"]["2"]
-        assert (case["supports"], case["why"].partition(";")[2]) == (None, f" {UNTESTED}")
-
-    def test_more_runs_when_the_users_of_the_first_are_gone(self, root: Path) -> None:
-        """A worse run leaves a case as it was; a better one takes part in it, and cannot be tested against the old."""
-        write(root, [root / "mine"])
-        os.rename(root / "mine", root / "gone")
-        for lr, quality, supports in ((5e-4, 0.2, True), (2e-3, 0.4, None)):
-            write_run(root / "more", loss="softmax", lr=lr, quality=quality, **ML1M)
-            collect([root / "more"], root / RESULTS / "q1")
-            write(root, [root / "more"])
-            collected = read(root)
-            (case,) = collected.cases[2]
-            assert case.supports is supports
-            assert case.why.endswith(UNTESTED) == (supports is None)
-            assert collected.decided == {run.record.hash for run in collected.done}
-
-    def test_what_was_said_of_a_run_does_not_hold_for_a_later_one(self, root: Path) -> None:
-        write(root, [root / "mine"])
-        for path in (run.folder / RECORD for run in read(root).done if run.settings["loss"] == "rankmax"):
-            content = json.loads(path.read_text())
-            write_json(path, content | {"test": content["test"] | {"ndcg@20": 0.31}})
-        (case,) = decide(read(root).done, [], read(root).cases)["findings"]["2"]
-        assert case["supports"] is None
-
-    def test_that_rest_on_records_that_are_gone(self, root: Path) -> None:
-        write(root, [root / "mine"])
-        (path,) = [run.folder for run in read(root).done if run.settings["loss"] == "rankmax"]
-        (path / RECORD).unlink()
-        assert "- The findings rest on 1 runs that are no longer among the records." in page(read(root))
-
-    def test_that_cannot_be_read(self, root: Path) -> None:
-        write_json(root / RESULTS / FINDINGS, {"runs": [], "findings": {"1": [{"nonsense": 1}]}})
-        with pytest.raises(ManymaxError, match="does not hold findings"):
-            read(root)
 
 
 class TestWrite:
@@ -415,14 +219,14 @@ class TestWrite:
 @pytest.mark.usefixtures("undrawn")
 class TestCommands:
     def test_records_and_reproduction(self, root: Path) -> None:
-        said = CliRunner().invoke(app, ["records", str(root / "mine"), "--into", str(root / RESULTS / "again")])
+        said = CliRunner().invoke(app, ["records", str(root / "mine"), "--into", str(root / RESULTS / "again.jsonl")])
         assert (said.exit_code, said.output.partition(" in ")[0]) == (0, "11 runs")
         said = CliRunner().invoke(app, ["reproduction", "--root", str(root), "--runs", str(root / "mine")])
         assert said.exit_code == 0
         assert f"wrote {PAGE}" in said.output
 
     def test_wrong_folders(self, tmp_path: Path) -> None:
-        said = CliRunner().invoke(app, ["records", str(tmp_path / "no"), "--into", str(tmp_path / "kept")])
+        said = CliRunner().invoke(app, ["records", str(tmp_path / "no"), "--into", str(tmp_path / "kept.jsonl")])
         assert "`folders` must be folders with runs" in str(said.exception)
         said = CliRunner().invoke(app, ["reproduction", "--root", str(tmp_path)])
         assert "`--root` must be the top folder" in str(said.exception)

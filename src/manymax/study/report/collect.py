@@ -1,56 +1,98 @@
-"""Records small enough to be kept with the code: outcomes and curves without weights, users or paths of a machine.
+"""Keep what is worth publishing of finished runs: outcomes and curves, no weights, no users, no paths of a machine.
 
-A collected run is a folder named by its hash, with `record.json`, `epochs.parquet` and, of a probed model,
-`probe.json`. The rows of users stay behind.
+Run folders are read, those of version 0.1.0 too, and files of kept runs (`manymax.study.record_files`), which is also
+what is written.
 """
 
 from __future__ import annotations
 
-import json
-import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from manymax.errors import ArgumentError, ManymaxError
-from manymax.study.files import atomic_write, read_json, write_json
-from manymax.study.records import EPOCHS, PROBE, RECORD, Record
+from manymax.study.files import read_json
+from manymax.study.record_files import SUFFIX, KeptRun, check_suffix, read_all_runs, write_runs
+from manymax.study.records import EPOCHS, PROBE, RECORD, Record, read_table
 from manymax.study.run_options import with_source
 
-ENDED = ("done", "diverged")  # the others go on when they are started again
-DIGITS = 4  # significant ones of what was probed: it is drawn, not computed with
+PROBE_DIGITS = 4  # significant digits of what was probed, which is drawn and not computed with
 
 
-def collect(folders: Sequence[Path], into: Path) -> list[Path]:
-    """Copy the records and curves of the runs below `folders` that have ended.
+@dataclass(frozen=True)
+class CollectResult:
+    """What `collect` did: runs that are new in the file, runs that took the place of an older one, runs left out."""
+
+    new: tuple[KeptRun, ...]
+    replaced: tuple[KeptRun, ...]
+    left_out: int
+    total: int
+
+    @property
+    def kept(self) -> tuple[KeptRun, ...]:
+        """All runs that were written on this occasion."""
+        return self.new + self.replaced
+
+
+def collect(sources: Sequence[Path], into: Path) -> CollectResult:
+    """Add the records and curves of the finished runs below `sources` to a file of kept runs.
+
+    A run of the same settings (`record.hash`) that is in the file already is replaced. Runs that did not come to an end
+    (stopped or failed) are left out: they go on when they are started again. If anything cannot be read, the file stays
+    as it is.
 
     Args:
-        folders: of studies, or of single runs.
-        into: a folder of a study; made if it is not there. A run of the same hash in it is replaced.
+        sources: folders of studies or of single runs, or files of kept runs.
+        into: the file; made if it is not there.
 
     Returns:
-        The folders of the copies, one a run.
+        What was added, replaced and left out.
     """
-    found = [path.parent for folder in folders for path in records_below(folder)]
-    records = {place: portable(read_json(place / RECORD), place) for place in found}
-    ended = {place: record for place, record in records.items() if record.status in ENDED}
-    try:
-        return [_copy(place, record, into / record.hash) for place, record in ended.items()]
-    except OSError as error:
-        raise ManymaxError(f"{into} cannot be written to: {error.strerror or error}.") from None
+    check_suffix("into", into)
+    before = {run.record.hash: run for run in read_all_runs(into)} if into.exists() else {}
+    found = [run for source in sources for run in _runs_below(source)]
+    ended = {run.record.hash: run for run in found if run.record.final}
+    after = before | ended
+    if ended:
+        write_runs(into, after.values())
+    return CollectResult(
+        new=tuple(run for key, run in ended.items() if key not in before),
+        replaced=tuple(run for key, run in ended.items() if key in before),
+        left_out=sum(not run.record.final for run in found),
+        total=len(after),
+    )
+
+
+def _runs_below(source: Path) -> Iterator[KeptRun]:
+    if source.is_file() and source.suffix == SUFFIX:
+        yield from read_all_runs(source)
+    else:
+        yield from (_portable_run(path.parent) for path in records_below(source))
 
 
 def records_below(folder: Path) -> list[Path]:
-    """The files of the records of all runs below a folder."""
+    """The `record.json` files of all runs below a folder."""
     if not folder.is_dir():
-        raise ArgumentError(f"`folders` must be folders with runs; got {str(folder)!r}, which is none.")
+        raise ArgumentError(
+            f"`folders` must be folders with runs, or {SUFFIX} files of kept runs; got {str(folder)!r}."
+        )
     return sorted(folder.rglob(RECORD))
 
 
-def portable(content: dict[str, Any], place: Path) -> Record:
-    """A record without paths: the data set is the name of its file.
+def _portable_run(folder: Path) -> KeptRun:
+    """What is kept of a run folder."""
+    record = portable(read_json(folder / RECORD), folder)
+    epochs = read_table(folder / EPOCHS).to_pydict() if (folder / EPOCHS).is_file() else {}
+    probe = read_json(folder / PROBE) if (folder / PROBE).is_file() else {}
+    return KeptRun(record, epochs, _rounded(probe))
 
-    Fields of other versions may go where they are empty; what they hold otherwise would be lost, which is an error.
+
+def portable(content: dict[str, Any], folder: Path) -> Record:
+    """The record of a run folder without paths: the data source is the name of its file alone.
+
+    A field that this version of `Record` does not have is dropped where it is empty. Where it is not, dropping it would
+    lose something, which is an error.
     """
     try:
         unknown = {name: value for name, value in content.items() if name not in Record.model_fields}
@@ -58,37 +100,23 @@ def portable(content: dict[str, Any], place: Path) -> Record:
         settings = with_source(known["settings"], _file_name)
         record = Record(**(known | {"settings": settings}))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ManymaxError(f"{place / RECORD} is no record of a run: {error!r}.") from None
+        raise ManymaxError(f"{folder / RECORD} is no record of a run: {error!r}.") from None
     if lost := [name for name, value in unknown.items() if value]:
-        raise ManymaxError(f"{place / RECORD} holds {', '.join(lost)}, which this version of manymax does not know.")
+        raise ManymaxError(f"{folder / RECORD} holds {', '.join(lost)}, which this version of manymax does not know.")
     return record
 
 
-def _file_name(data: str) -> str:
-    """The last part of a path of any system.
+def _file_name(source: str) -> str:
+    """The last part of a path of any operating system.
 
     >>> _file_name("data/ml-1m.parquet"), _file_name("planted")
     ('ml-1m.parquet', 'planted')
     """
-    return PureWindowsPath(PurePosixPath(data).name).name
-
-
-def _copy(place: Path, record: Record, target: Path) -> Path:
-    """The record goes last: a folder without it is no run."""
-    target.mkdir(parents=True, exist_ok=True)
-    (target / RECORD).unlink(missing_ok=True)
-    if (place / EPOCHS).is_file():
-        with atomic_write(target / EPOCHS) as partial:
-            shutil.copyfile(place / EPOCHS, partial)
-    if (place / PROBE).is_file() and (probe := read_json(place / PROBE)):
-        with atomic_write(target / PROBE) as partial:
-            partial.write_text(json.dumps(_rounded(probe)) + "\n", encoding="utf-8")
-    write_json(target / RECORD, record.model_dump(mode="json"))
-    return target
+    return PureWindowsPath(PurePosixPath(source).name).name
 
 
 def _rounded(value: Any) -> Any:
-    """Every number below `value` to a few significant digits.
+    """`value` with every float in it rounded to a few significant digits.
 
     >>> _rounded({"a": [0.123456, 1e-9, 3]})
     {'a': [0.1235, 1e-09, 3]}
@@ -97,4 +125,4 @@ def _rounded(value: Any) -> Any:
         return {key: _rounded(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_rounded(item) for item in value]
-    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+    return float(f"{value:.{PROBE_DIGITS}g}") if isinstance(value, float) else value

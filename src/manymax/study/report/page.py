@@ -44,8 +44,9 @@ def report(
     """Read the runs below `folder` and write the page, the tables and the figures.
 
     Args:
-        folder: of a study, or of one run.
-        out: where to write; `folder`/report if left out.
+        folder: of a study or of one run; or a file of kept runs.
+        out: where to write. If left out, it is `folder`/report, or, for a file NAME.jsonl, NAME_report in the working
+            folder.
         images: whether to write PNG and SVG too.
         extra: sections that the caller adds.
         published: numbers of others that stand beside ours in the tables of results.
@@ -55,7 +56,7 @@ def report(
     """
     study = read_study(folder)
     sections = build(study, extra, published)
-    out = folder / "report" if out is None else out
+    out = (folder / "report" if folder.is_dir() else Path(f"{folder.stem}_report")) if out is None else out
     try:
         return _write_all(out, study, sections, images)
     except OSError as error:

@@ -19,6 +19,7 @@ from manymax.members import FAMILY, REFERENCE_LOSSES
 from manymax.study.backbones import BACKBONES
 from manymax.study.files import read_json
 from manymax.study.metrics import METRICS
+from manymax.study.record_files import SUFFIX, KeptRun, read_runs
 from manymax.study.records import (
     EPOCHS,
     PROBE,
@@ -47,10 +48,15 @@ FIRST_BATCHES = "pairs"  # how batches were made before that was an option
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One run: what its `record.json` says, and the tables beside it, read when asked for."""
+    """One run: its record, and where its curves, its probe and the metrics of its users are read from.
 
-    folder: Path
+    A run is read from its run folder, or from a line of a file of kept runs (`kept`), which has no users. With both,
+    curves and probe are those of the line, and the users those of the folder.
+    """
+
     record: Record
+    folder: Path | None = None
+    kept: KeptRun | None = None
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:
@@ -58,29 +64,41 @@ class Run:
         return {**LATER, **flat(self.record.settings)}
 
     @property
+    def name(self) -> str:
+        """What the run is called in tables: the name of its folder, which in a study is the hash of its settings."""
+        return self.record.hash if self.folder is None else self.folder.name
+
+    @property
     def identity(self) -> str:
-        """Tells it from other runs, and from an earlier one of the same settings."""
+        """Tells the run from other runs, and from an earlier run of the same settings."""
         return identity(self.record.hash, self.record.test)
 
     @cached_property
     def epochs(self) -> dict[str, Array]:
-        """{column: values}, one value an evaluated epoch; empty where no curve was written."""
-        columns = _columns(self.folder / EPOCHS)
+        """{column: values}, one value per evaluated epoch; empty where no curve was written."""
+        columns = self._epoch_columns()
         evaluated = np.ones(len(next(iter(columns.values()), ())), dtype=bool)
         for name, values in columns.items():
             if "@" in name:  # epochs between two evaluations have no metrics
                 evaluated &= np.isfinite(values)
         return {name: values[evaluated] for name, values in columns.items()}
 
+    def _epoch_columns(self) -> dict[str, Array]:
+        if self.kept is not None:
+            return self.kept.columns()
+        return {} if self.folder is None else _columns(self.folder / EPOCHS)
+
     @cached_property
-    def probe(self) -> dict[str, Any]:
-        """What was measured of its model; empty where nothing was."""
-        path = self.folder / PROBE
-        return read_json(path) if path.is_file() else {}
+    def probe(self) -> Mapping[str, Any]:
+        """What was measured of the trained model; empty where nothing was."""
+        if self.kept is not None:
+            return self.kept.probe
+        path = None if self.folder is None else self.folder / PROBE
+        return read_json(path) if path is not None and path.is_file() else {}
 
     def users(self, metric: str) -> tuple[Array, Array] | None:
         """The ids and test metrics of the users with test items; None where nothing was written of them."""
-        return _users(kept_file(self.folder, USER_METRICS), metric)
+        return None if self.folder is None else _users(kept_file(self.folder, USER_METRICS), metric)
 
 
 def identity(settings: str, test: Mapping[str, float | None]) -> str:
@@ -125,29 +143,54 @@ class Study:
         return [run for run in self.runs if run.record.status != "done"]
 
 
-def read_study(folder: Path) -> Study:
-    """Read every run below `folder`, or the one run that it is."""
-    if not folder.is_dir():
+def read_study(source: Path) -> Study:
+    """Read the runs of a study.
+
+    Args:
+        source: a folder with run folders below it, one run folder, a file of kept runs, or a folder of such files.
+            Files of kept runs count only in a folder without run folders: raw data can be JSON Lines too.
+    """
+    if source.is_file() and source.suffix == SUFFIX:
+        return _read_files([source], source.stem)
+    if not source.is_dir():
         raise ArgumentError(
-            f"`folder` must be a folder with runs, made by `manymax study` or `train`; got {str(folder)!r}."
+            f"`folder` must be a folder with runs, made by `manymax study` or `train`, or a {SUFFIX} file of kept runs;"
+            f" got {str(source)!r}."
         )
-    found = sorted({path.parent for name in (RECORD, SETTINGS) for path in folder.rglob(name)})
+    folders = sorted({path.parent for name in (RECORD, SETTINGS) for path in source.rglob(name)})
+    if folders:
+        return _read_folders(folders, _title(source))
+    files = sorted(source.glob(f"*{SUFFIX}"))
+    if not files:
+        raise ArgumentError(
+            f"`folder` must hold runs, made by `manymax study` or `train`; there are none in {str(source)!r}."
+        )
+    return _read_files(files, _title(source))
+
+
+def _read_folders(folders: Iterable[Path], title: str) -> Study:
     runs, unfinished, unreadable = [], [], []
-    for place in found:
-        if not (place / RECORD).exists():
-            unfinished.append(place)
+    for folder in folders:
+        if not (folder / RECORD).exists():
+            unfinished.append(folder)
             continue
         try:
-            run = Run(place, read_record(place))
+            run = Run(read_record(folder), folder)
             _ = run.epochs, run.users(CHECKED), run.probe  # what cannot be read is known from the beginning
             runs.append(run)
         except ManymaxError as error:
             unreadable.append(str(error))
-    if not found:
-        raise ArgumentError(
-            f"`folder` must hold runs, made by `manymax study` or `train`; there are none in {str(folder)!r}."
-        )
-    return Study(tuple(runs), _title(folder), tuple(unfinished), tuple(unreadable))
+    return Study(tuple(runs), title, tuple(unfinished), tuple(unreadable))
+
+
+def _read_files(files: Iterable[Path], title: str) -> Study:
+    runs: list[Run] = []
+    unreadable: list[str] = []
+    for path in files:
+        kept, damaged = read_runs(path)
+        runs += [Run(each.record, kept=each) for each in kept]
+        unreadable += damaged
+    return Study(tuple(runs), title, unreadable=tuple(unreadable))
 
 
 def _title(folder: Path) -> str:

@@ -86,7 +86,7 @@ def _log(mlflow: Any, client: Any, experiment: str, run: Run) -> None:
         client.log_batch(key, metrics=metrics[start : start + 500])
     for start in range(0, len(parameters), 50):
         client.log_batch(key, params=parameters[start : start + 50])
-    client.log_artifact(key, str(run.folder / RECORD))
+    client.log_dict(key, run.record.model_dump(mode="json"), RECORD)
     client.set_tag(key, "hash", run.record.hash)
     client.set_terminated(key)
 

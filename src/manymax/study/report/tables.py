@@ -279,7 +279,7 @@ def _split(trial: Trial) -> str:
 
 def not_done(study: Study) -> ReportTable:
     """Runs that failed, diverged or were stopped, with the reason."""
-    rows = [((*_identity(run), run.folder.name), (_reason(run),)) for run in study.failed]
+    rows = [((*_identity(run), run.name), (_reason(run),)) for run in study.failed]
     return ReportTable(
         name="not_done",
         title="Runs without a result",
@@ -302,7 +302,7 @@ def all_runs(study: Study) -> ReportTable:
     """Every run with every test metric."""
     names = sorted({name for run in study.runs for name in run.record.test}, key=natural)
     rows = [
-        ((*_identity(run), run.folder.name), tuple(Cell(run.record.test.get(name), text="-") for name in names))
+        ((*_identity(run), run.name), tuple(Cell(run.record.test.get(name), text="-") for name in names))
         for run in study.runs
     ]
     headers = ("data", "backbone", "loss", "rate", "seed", "status", "run")
