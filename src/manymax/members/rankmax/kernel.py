@@ -1,4 +1,9 @@
-"""Rankmax of a block of scores: sums over the classes above s_y - 1, one cut for each positive."""
+"""Rankmax of a block of scores: for each positive a sum over the classes above its cut s_y - 1.
+
+With u_j = max(0, s_j - s_y + 1), S = sum_j u_j and m the number of classes with u_j > 0 the loss of a positive y is
+log S and its gradient (1[u > 0] - m e_y) / S. The cut is known as soon as the score of the positive is: there is no
+search, as entmax needs one.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +24,24 @@ from manymax.ops.checks import check_finite, visible
 from manymax.ops.row_blocks import row_blocks
 
 SOURCE = Path(__file__).with_name("kernel.cpp")
-MOST_PASSES = 16  # positives of a row; for more, a search for the place of each score is cheaper than a pass each
+# Up to so many positives in a row a pass over its scores for each of them is cheaper than one pass in which every score
+# is searched for among the sorted cuts.
+MOST_PASSES = 16
 
 COST = exact_cost(
     EntryCost(Work(streamed=8), calls=150, plain=5.5, each=True),
     sparse=EntryCost(Work(streamed=3), calls=500, tables=0.1),
 )
-# for each positive its score and weight, then the sum of the violations and their number
+# Three exchanges per block: the maxima, in which every rank sees a nan of any other; for each positive its score and
+# weight; for each positive the sum S of the violations and their number m. Sums travel in float64.
 TRAFFIC = exact_traffic(sums=3, row=MARKED, each=4 * DOUBLE)
 
 
 def rankmax_kernel() -> Kernel:
     """The kernel of the rankmax loss.
+
+    Where few classes come within 1 of a positive the gradient touches only these, so that one of the three matmuls of
+    a dense head is left.
 
     Example:
         >>> import torch, manymax
@@ -44,101 +55,124 @@ def rankmax_kernel() -> Kernel:
 def block_rankmax(block: Block) -> BlockResult:
     """Losses and gradient of a block of scores: a few entries where few classes are above the lowest cut."""
     if not block.ranks.alone:
-        return _parts_of_rows(block)
+        return _sharded_rows(block)
     target, scores = block.target, block.scores
-    target, labels = _by_label(target, target.pick(scores))
+    target, labels = _sorted_positives(target, target.pick(scores))
     masked = bool((labels == -torch.inf).any())
     block = replace(block, target=target)
+    # kernel.cpp takes a masked positive for one with the cut -inf, above which is every class: it is refused below.
     if not masked and native.serves(block) and native.lists_positives(block):
-        _, losses, made = native.run(block, SOURCE, labels=labels)
-        return BlockResult(losses.to(scores.dtype), made)
+        _, losses, parts = native.run(block, SOURCE, labels=labels)
+        return BlockResult(losses.to(scores.dtype), parts)
     group_tops = simplex.group_maxima(scores)
+    # A row of nan or without a live class is reported as such, before a masked positive that may follow from it.
     check_finite(group_tops.amax(1))
     if masked:
         raise ArgumentError("`target` names a class whose score is -inf: a masked class cannot be a positive.")
+    # The lowest positive has the lowest cut, so that its candidates hold those of all other positives of the row. A row
+    # without a positive has the cut +inf and no candidate.
     lowest = labels[:, :1]
-    parts, wide = simplex.collect(scores, group_tops, lowest, lowest, torch.full_like(lowest, -1.0))
+    narrow, wide_rows = simplex.collect(scores, group_tops, lowest, lowest, torch.full_like(lowest, -1.0))
     result = BlockResult(scores.new_zeros(scores.shape[0]))
-    for found in parts:
-        table, part = found.scores.double(), target[found.rows]
-        losses, own = _rankmax_(table, part, labels[found.rows].double())
-        result.losses[found.rows] = losses.to(scores.dtype)
-        if own is not None and part.ids is not None:
-            result.parts.append(_rankmax_entries(part.ids, labels[found.rows], found, table, own))
-    if len(wide):
-        everything = len(wide) == scores.shape[0]
-        table, part = (scores, target) if everything else (scores[wide], target[wide])
-        result.losses[wide], own = _rankmax_(table, part, labels if everything else labels[wide])
-        if own is not None and part.ids is not None:
+    for candidates in narrow:
+        # Few numbers, so that float64 costs little.
+        table, part = candidates.scores.double(), target[candidates.rows]
+        losses, own = _to_gradient_(table, part, labels[candidates.rows].double())
+        result.losses[candidates.rows] = losses.to(scores.dtype)
+        if own is not None:
+            result.parts.append(_entries(part, labels[candidates.rows], candidates, table, own))
+    if len(wide_rows):
+        everything = len(wide_rows) == scores.shape[0]
+        table, part = (scores, target) if everything else (scores[wide_rows], target[wide_rows])
+        result.losses[wide_rows], own = _to_gradient_(table, part, labels if everything else labels[wide_rows])
+        if own is not None:
+            assert part.ids is not None
             table.scatter_add_(1, part.ids, own)
-            result.parts.append(Dense(table, torch.ones_like(own[:, 0]), None if everything else wide))
+            # The coefficients of the rows are in the table already: they differ between the positives of a row.
+            result.parts.append(Dense(table, torch.ones_like(own[:, 0]), None if everything else wide_rows))
     return result
 
 
-def _by_label(target: RowTarget, picked: Tensor) -> tuple[RowTarget, Tensor]:
-    """The target with the positives of each row by their scores, lowest first, and those scores (n, P).
+def _sorted_positives(target: RowTarget, positive_scores: Tensor) -> tuple[RowTarget, Tensor]:
+    """The target with the positives of each row sorted by score, lowest first, and those scores, the labels (n, P).
 
-    What stands for no positive comes last, with +inf, which nothing violates.
+    Padding comes last, with the label +inf, which no class violates.
     """
-    labels, order = torch.where(target.weights != 0, picked, torch.inf).sort(1)
-    ids = None if target.ids is None else target.ids.gather(1, order)
-    return replace(target, ids=ids, weights=target.weights.gather(1, order)), labels
+    assert target.ids is not None  # the engine lists the positives of a member that needs its label
+    labels, permutation = torch.where(target.weights != 0, positive_scores, torch.inf).sort(1)
+    ids, weights = target.ids.gather(1, permutation), target.weights.gather(1, permutation)
+    return replace(target, ids=ids, weights=weights), labels
 
 
-def _rankmax_entries(ids: Tensor, labels: Tensor, found: simplex.Candidates, table: Tensor, own: Tensor) -> Sparse:
-    """The entries of the table (n, K) over the candidates, and those of the positives, (n, P)."""
+def _entries(target: RowTarget, labels: Tensor, candidates: simplex.Candidates, table: Tensor, own: Tensor) -> Sparse:
+    """The gradient as entries: the table (m, K) over the candidates, and `own` (m, P) of the positives."""
+    assert target.ids is not None
     row, column = (table != 0).nonzero(as_tuple=True)
     listed, position = (labels < torch.inf).nonzero(as_tuple=True)
+    # A positive has an entry in both lists. They are not merged: whoever sums the entries adds the two.
     return merged(
-        found.rows[row],
-        found.ids[row, column],
+        candidates.rows[row],
+        candidates.ids[row, column],
         table[row, column].to(labels.dtype),
-        found.rows[listed],
-        ids[listed, position],
+        candidates.rows[listed],
+        target.ids[listed, position],
         own[listed, position].to(labels.dtype),
     )
 
 
-def _rankmax_(scores: Tensor, target: RowTarget, labels: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Losses (n,), and with a_p = coefficient weight_p / S_p what the positives get for themselves, -a_p m_p, (n, P).
+def _to_gradient_(scores: Tensor, target: RowTarget, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Losses (n,), and the gradient in place of the scores (n, K), but for the positives' own part.
 
-    sum_p a_p 1[s > s_p - 1] takes the place of the scores (n, K).
+    With a_p = coefficient weight_p / S_p, where S_p is the sum of the violations of positive p and m_p their number,
+    the scores become sum_p a_p 1[s > s_p - 1]. The positives' own part, -a_p m_p, is returned as (n, P); None if no
+    gradient is wanted.
     """
     weights, losses = target.weights.to(scores.dtype), scores.new_zeros(len(scores))
     factors = None if target.coefficient is None else target.coefficient.to(scores.dtype).unsqueeze(1) * weights
     own = None if factors is None else torch.zeros_like(labels)
     for rows, most in _pieces(labels, scores.shape[1]):
-        part, some = scores[rows], labels[rows, :most]
+        part, part_labels = scores[rows], labels[rows, :most]
         sums_of = _sums_by_passes_ if most <= MOST_PASSES else _sums_by_buckets_
-        sums, extra = sums_of(part, some, None if factors is None else factors[rows, :most])
+        sums, own_part = sums_of(part, part_labels, None if factors is None else factors[rows, :most])
         losses[rows] = (weights[rows, :most] * sums.log()).sum(1)
-        if own is not None and extra is not None:
-            own[rows, :most] = extra
-            if isinstance(rows, Tensor):  # then `part` is a copy
+        if own is not None and own_part is not None:
+            own[rows, :most] = own_part
+            if isinstance(rows, Tensor):  # indexing by a tensor copies: `part` is no view of the scores
                 scores[rows] = part
     return losses, own
 
 
 def _pieces(labels: Tensor, classes: int) -> list[tuple[slice | Tensor, int]]:
-    """Rows that stay in cache, and their largest number of positives: rows of about as many go together."""
+    """Rows that fit into cache together, and the largest number of positives among them.
+
+    Every row of a piece pays for that number, so that rows with about as many positives go together.
+    """
     count = (labels < torch.inf).sum(1).clamp(min=1)
     if bool((count == count[:1]).all()):
+        # The usual case, one positive per row: slices, which copy nothing.
         return [(rows, int(count[0])) for rows in row_blocks(len(labels), classes, PIECE)]
     parts = count.argsort(stable=True).split(max(1, PIECE // max(1, classes)))
     return [(rows, int(count[rows[-1]])) for rows in parts]
 
 
 def _sums_by_passes_(scores: Tensor, labels: Tensor, factors: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """S_p and -a_p m_p, (n, P) each, and the scores overwritten: a pass over them for each positive."""
+    """S_p and -a_p m_p, (n, P) each, with a pass over the scores for each positive; the gradient overwrites them.
+
+    `factors` (n, P) are coefficient weight_p; without them no gradient is wanted, and the scores may be lost.
+    """
+    # A single positive, the usual case, needs no second table: its violations overwrite the scores.
     single = labels.shape[1] == 1
-    room, table = (scores, scores) if single else (torch.empty_like(scores), torch.zeros_like(scores))
+    scratch, table = (scores, scores) if single else (torch.empty_like(scores), torch.zeros_like(scores))
     sums, sizes = [], []
     for p, label in enumerate(labels.split(1, 1)):
-        # the difference comes first: s_p - 1 would be rounded to s_p where scores are large
-        violation = torch.sub(scores, label, out=room).add_(1).clamp_(min=0)
-        sums.append(violation.sum(1, keepdim=True).clamp_(min=1))  # 1 is the positive's own; a missing one has 0
+        # The difference comes first: s_p - 1 would be rounded to s_p where scores are large. A masked class (-inf) and
+        # every class of a missing positive (+inf) have the violation 0.
+        violation = torch.sub(scores, label, out=scratch).add_(1).clamp_(min=0)
+        # The positive itself adds exactly 1. A missing one has the sum 0: with 1 in its place its loss is log 1 = 0.
+        sums.append(violation.sum(1, keepdim=True).clamp_(min=1))
         if factors is not None:
             share = factors[:, p : p + 1] / sums[-1]
+            # Their number by a sum of signs: counting a bool table takes four times as long.
             sizes.append(violation.sign_().sum(1, keepdim=True))
             violation.mul_(share) if single else table.addcmul_(violation, share)
     total = torch.cat(sums, 1)
@@ -150,100 +184,115 @@ def _sums_by_passes_(scores: Tensor, labels: Tensor, factors: Tensor | None) -> 
 
 
 def _sums_by_buckets_(scores: Tensor, labels: Tensor, factors: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """The same in one pass for all positives: every score falls between two of the sorted cuts s_p - 1.
+    """What `_sums_by_passes_` returns, in one pass for all positives.
 
-    Sums over what is above a cut are then sums over buckets. In float64, because they are large and cancel.
+    The sorted cuts s_p - 1 divide the scores into buckets, and a sum over what is above a cut is a sum over buckets.
     """
     maximum = scores.amax(1, keepdim=True).double()
-    d, (cuts, order) = scores.double() - maximum, (labels.double() - maximum - 1).sort(1)
-    bucket = torch.searchsorted(cuts, d)  # how many cuts are below
+    # In float64, because S_p is the difference of two large numbers: the sum of all d above the cut, and the cut times
+    # their number.
+    d, (cuts, permutation) = scores.double() - maximum, (labels.double() - maximum - 1).sort(1)
+    # How many cuts are strictly below: a class that sits on a cut is outside. A masked class falls into bucket 0, which
+    # is above no cut and in no sum.
+    bucket = torch.searchsorted(cuts, d)
     empty = d.new_zeros(len(d), cuts.shape[1] + 1)
-    sizes = _from_the_right(empty.scatter_add(1, bucket, d.new_ones(()).expand_as(d)))
-    sums = _from_the_right(empty.scatter_add(1, bucket, d)) - sizes * cuts.clamp(max=0)
+    sizes = _sums_above(empty.scatter_add(1, bucket, d.new_ones(()).expand_as(d)))
+    # Cuts are at most -1, but for that of a missing positive, +inf, and 0 times inf would be nan.
+    sums = _sums_above(empty.scatter_add(1, bucket, d)) - sizes * cuts.clamp(max=0)
     sums.clamp_(min=1)
-    back = order.argsort(1)
+    inverse = permutation.argsort(1)
     if factors is None:
-        return sums.gather(1, back).to(scores.dtype), None
-    shares = factors.double().gather(1, order) / sums
-    steps = torch.nn.functional.pad(shares.cumsum(1), (1, 0)).to(scores.dtype)
-    torch.gather(steps, 1, bucket, out=scores)
+        return sums.gather(1, inverse).to(scores.dtype), None
+    shares = factors.double().gather(1, permutation) / sums
+    # A class in bucket b violates the first b positives: its gradient is the sum of their shares.
+    running = torch.nn.functional.pad(shares.cumsum(1), (1, 0)).to(scores.dtype)
+    torch.gather(running, 1, bucket, out=scores)
     own = -shares * sizes
-    return sums.gather(1, back).to(scores.dtype), own.gather(1, back).to(scores.dtype)
+    return sums.gather(1, inverse).to(scores.dtype), own.gather(1, inverse).to(scores.dtype)
 
 
-def _from_the_right(buckets: Tensor) -> Tensor:
-    """(n, P): the sums over the buckets right of each cut, from (n, P + 1)."""
+def _sums_above(buckets: Tensor) -> Tensor:
+    """(n, P): for each cut the sum over the buckets above it, from (n, P + 1)."""
     return buckets[:, 1:].flip(1).cumsum(1).flip(1)
 
 
 # Several ranks -----------------------------------------------------------------------------------
 
 
-def _parts_of_rows(block: Block) -> BlockResult:
-    """The same where ranks share the classes: the sums of all rows, one exchange, then the gradient."""
+def _sharded_rows(block: Block) -> BlockResult:
+    """The result of a block whose classes are split over ranks: each sums over its own, then the sums are added up."""
     target, scores, ranks = block.target, block.scores, block.ranks
     compiled = native.serves(block)
     group_tops = None if compiled else simplex.group_maxima(scores)
+    # The first exchange. A nan on one rank reaches all of them, so that all raise and none waits for the others.
     check_finite(ranks.maximum(scores.amax(1) if group_tops is None else group_tops.amax(1)))
-    labels, weights = _labels(target, scores, ranks)
+    labels, weights = _labels_of_all_ranks(target, scores, ranks)
     lowest = labels.amin(1, keepdim=True)
     cut = torch.full_like(lowest, -1.0)
     if group_tops is None:
-        parts, wide = native.collect(scores, block.num_classes, lowest, lowest, cut)
+        narrow, wide_rows = native.collect(scores, block.num_classes, lowest, lowest, cut)
     else:
-        parts, wide = simplex.collect(scores, group_tops, lowest, lowest, cut)
-    table = scores if len(wide) == len(scores) else scores[wide]
-    pieces = [(found.rows, found.scores.double()) for found in parts]
+        narrow, wide_rows = simplex.collect(scores, group_tops, lowest, lowest, cut)
+    table = scores if len(wide_rows) == len(scores) else scores[wide_rows]
+    # Candidates in float64, because they are few; whole rows as views of `table`, so few at a time that they stay in
+    # cache while the sums of all positives are taken.
+    pieces = [(candidates.rows, candidates.scores.double()) for candidates in narrow]
     pieces += [
-        (wide[rows], table[rows]) for rows in row_blocks(table.shape[0], table.shape[1], simplex.SCORES_PER_BLOCK)
+        (wide_rows[rows], table[rows]) for rows in row_blocks(table.shape[0], table.shape[1], simplex.SCORES_PER_BLOCK)
     ]
     own = scores.new_zeros(*labels.shape, 2, dtype=torch.float64)
     for rows, s in pieces:
         for p in range(labels.shape[1]):
             u = _violations(s, labels[rows, p])
             own[rows, p] = torch.stack([u.sum(1), u.sign_().sum(1)], 1).double()
+    # One exchange for all rows and positives of the block. What it needs is a sum over all ranks before any gradient
+    # can be written, so that the violations are computed a second time below rather than kept.
     sums, sizes = ranks.sum(own).unbind(2)
-    sums = torch.where(weights != 0, sums, 1)
+    sums = torch.where(weights != 0, sums, 1)  # a missing positive has the sum 0, and with 1 the loss 0
     result = BlockResult((weights * sums.log()).sum(1).to(scores.dtype))
     if target.coefficient is None:
         return result
     shares = target.coefficient.double().unsqueeze(1) * weights / sums  # (n, P)
     for rows, s in pieces:
-        _to_gradient_(s, labels[rows], shares[rows])
-    for found, (_, grad) in zip(parts, pieces, strict=False):
+        _shares_in_place_(s, labels[rows], shares[rows])
+    # The first pieces are those of the candidates; the others are views of `table`.
+    for candidates, (_, grad) in zip(narrow, pieces, strict=False):
         row, column = (grad != 0).nonzero(as_tuple=True)
-        result.parts.append(Sparse(found.rows[row], found.ids[row, column], grad[row, column].to(scores.dtype)))
-    if len(wide):
+        values = grad[row, column].to(scores.dtype)
+        result.parts.append(Sparse(candidates.rows[row], candidates.ids[row, column], values))
+    if len(wide_rows):
         ones = torch.ones_like(table[:, 0])
-        result.parts.append(Dense(table, ones, None if len(wide) == len(scores) else wide))
-    result.parts.append(_of_positives(target, -shares * sizes))
+        result.parts.append(Dense(table, ones, None if len(wide_rows) == len(scores) else wide_rows))
+    result.parts.append(_entries_of_positives(target, -shares * sizes))
     return result
 
 
-def _labels(target: RowTarget, scores: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor]:
-    """The scores of the positives, +inf where there is none, which has no violator; and their weights, (n, P) each."""
-    picked = torch.where(target.weights != 0, target.pick(scores), 0)
-    labels, weights = ranks.sum(torch.stack([picked, target.weights]).double())
+def _labels_of_all_ranks(target: RowTarget, scores: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor]:
+    """The scores of the positives, +inf where there is none, and their weights, (n, P) each, the same on all ranks."""
+    # Exactly one rank holds a positive and the others add 0: the sum carries its score to all of them.
+    positive_scores = torch.where(target.weights != 0, target.pick(scores), 0)
+    labels, weights = ranks.sum(torch.stack([positive_scores, target.weights]).double())
     if visible(labels) and (labels == -torch.inf).any():
         raise ArgumentError("`target` names a class whose score is -inf: a masked class cannot be a positive.")
     return torch.where(weights != 0, labels, torch.inf).to(scores.dtype), weights
 
 
 def _violations(scores: Tensor, labels: Tensor) -> Tensor:
-    """u = max(0, s - s_y + 1), (n, K)."""
+    """u = max(0, s - s_y + 1), (n, K), from scores (n, K) and one label per row (n,)."""
     return (scores - labels.to(scores.dtype).unsqueeze(1)).add_(1).clamp_(min=0)
 
 
-def _to_gradient_(scores: Tensor, labels: Tensor, shares: Tensor) -> None:
+def _shares_in_place_(scores: Tensor, labels: Tensor, shares: Tensor) -> None:
     """Overwrite scores (n, K) by sum_p share_p 1[u_p > 0]: the gradient but for the positives' own part."""
+    # The scores are read once for each positive, so that they are overwritten only at the end.
     grad = torch.zeros_like(scores)
     for p in range(labels.shape[1]):
         grad.addcmul_(_violations(scores, labels[:, p]).sign_(), shares[:, p, None].to(scores.dtype))
     scores.copy_(grad)
 
 
-def _of_positives(target: RowTarget, values: Tensor) -> Sparse:
-    """Entries of the positives that this rank has, from values (n, P) of all."""
+def _entries_of_positives(target: RowTarget, values: Tensor) -> Sparse:
+    """Entries of those positives that this rank holds, from values (n, P) of all."""
+    assert target.ids is not None
     row, position = (target.weights != 0).nonzero(as_tuple=True)
-    ids = row if target.ids is None else target.ids[row, position]
-    return Sparse(row, ids, values[row, position].to(target.weights.dtype))
+    return Sparse(row, target.ids[row, position], values[row, position].to(target.weights.dtype))
