@@ -1,7 +1,8 @@
 """One call of a head, from its arguments to its loss: what every head shares, on one rank or on many.
 
-A call is read and checked on each rank without any exchange (`read_call`), so that ranks can agree that all is well,
-and then computed with the others: by `exact_loss`, by `quadratic_loss`, or by `sampled_loss` in engine/drawn.py.
+A call has two steps. Each rank reads and checks its arguments without talking to the others (`read_call`); the ranks
+then agree that none of them refused, because a rank that raises in the middle of an exchange leaves the others waiting.
+After that they compute the loss together: by `exact_loss`, by `quadratic_loss`, or by `sampled_loss` in engine/drawn.py.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manymax.engine.blocks import BlockLoss, BlockRows, Kernel, in_dtype
+from manymax.engine.autograd import BlockLoss, BlockRows, in_dtype
+from manymax.engine.blocks import Kernel
 from manymax.engine.member import Member
 from manymax.engine.options import Keywords
 from manymax.engine.ranks import Shards
@@ -29,9 +31,14 @@ from manymax.ops.reduction import reduce
 class HeadCall:
     """One call of a head that has been read and checked on this rank.
 
-    queries: (N, d). vectors, bias: (classes of this rank, d) and (classes of this rank,). All in the dtype of the
-    arithmetic. live: which classes of this rank are not masked. target: over all classes. shards: which classes this
-    rank holds. batch: the shape of the rows. dtype: of the result.
+    queries: (N, d), the rows flattened. vectors, bias: (classes of this rank, d) and (classes of this rank,). All three
+        are in the dtype of the arithmetic, float32 at least.
+    live: (classes of this rank,) which of them are not masked; None where all are known to be alive.
+    target: over all classes, N rows; every rank has the whole of it.
+    keywords: those that heads share.
+    shards: which classes this rank holds.
+    batch: the shape of the rows as the caller gave them, which a result of one loss per row gets again.
+    dtype: of the result.
     """
 
     queries: Tensor
@@ -45,11 +52,11 @@ class HeadCall:
     dtype: torch.dtype
 
     def rows(self) -> RowTarget:
-        """The target weights of the classes that this rank holds."""
+        """The target weights of the classes that this rank holds, smoothing and class weights included."""
         return row_target(self.target, self.keywords.weight, self.live, self.shards, self.keywords.label_smoothing)
 
     def reduced(self, losses: Tensor) -> Tensor:
-        """The result of a head from the losses of its rows, (N,)."""
+        """The result of a head from the losses of its rows (N,), which are the same on every rank."""
         return self.result(reduce(losses, self.target.divisor, self.keywords.reduction))
 
     def result(self, value: Tensor) -> Tensor:
@@ -58,7 +65,7 @@ class HeadCall:
 
 
 def check_linear(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None) -> None:
-    """Raise unless the queries, class vectors and bias fit each other."""
+    """Raise unless the queries (..., d), class vectors (C, d) and bias (C,) are float tensors that fit each other."""
     tensors = {"input": input, "linear_weight": linear_weight, "linear_bias": linear_bias}
     for name, value in tensors.items():
         if value is not None and (not isinstance(value, Tensor) or not value.is_floating_point()):
@@ -79,7 +86,8 @@ def check_linear(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | Non
 def read_head_target(
     input: Tensor, target: Tensor | Target, weight: Tensor | None, ignore_index: int, multilabel: str, classes: int
 ) -> Target:
-    """The target of queries (..., d), flattened to rows."""
+    """The target of queries (..., d) over `classes` classes, read, checked and flattened to rows (N, ...)."""
+    # There is no tensor of scores to check the target against; its shape is all that is needed.
     form = Form((*input.shape[:-1], classes), input.dtype, input.device)
     read = read_target(form, target, weight, ignore_index, multilabel)
     ids = None if read.ids is None else read.ids.reshape(-1, read.ids.shape[-1])
@@ -96,11 +104,11 @@ def read_call(
     keywords: Keywords,
     shards: Shards | None = None,
 ) -> HeadCall:
-    """Check the arguments of a call and bring them into one form.
+    """Check the arguments of a call and bring them into one form, without any exchange between ranks.
 
     Args:
         member: whose head is called.
-        input, target: as the caller gives them.
+        input, target: as the caller gives them; on several ranks the same on each.
         linear_weight, linear_bias: of the classes that this rank holds.
         keywords: those that heads share.
         shards: which classes this rank holds; all of them if None.
@@ -110,26 +118,33 @@ def read_call(
     member.takes.check(member.name, target, keywords.label_smoothing)
     if member.kind == "exact":
         check_constant(target, keywords.weight)
-        if input.is_meta:
+        if input.is_meta:  # kernels branch on the values of a block (how large supports are), which meta tensors lack
             raise ArgumentError(
                 "`input` is on the meta device, where blocks have no values to look at: take a plain loss."
             )
+    # Half precision is computed in float32: a sum over C rounded terms would lose what the loss is about.
     queries, dtype = working(input)
     bias = None if linear_bias is None else linear_bias.to(queries.dtype)
     read = read_head_target(
         queries, target, keywords.weight, keywords.ignore_index, keywords.multilabel, shards.num_classes
     )
-    if member.needs_label:  # which positive a sum is about must be known, and numbered alike on all ranks
+    if member.needs_label:
+        # Such a member has one sum over the classes per positive. Listed ids give the positives the same numbers on all
+        # ranks, so that the parts of a sum meet; bool rows are cut by shards and would not.
         read = listed(read)
     live = live_classes(bias)
     check_live(read, live, shards)
     flat = queries.reshape(-1, queries.shape[-1])
+    # The class vectors may be the (C, d) leaf that gets a row-sparse gradient, which torch's own `to` would refuse.
     vectors = in_dtype(linear_weight, queries.dtype)
     return HeadCall(flat, vectors, bias, live, read, keywords, shards, input.shape[:-1], dtype)
 
 
 def check_constant(target: Tensor | Target, weight: Tensor | None) -> None:
-    """Refuse targets and class weights that want a gradient: blocks give one to input, vectors and bias alone."""
+    """Refuse targets and class weights that require a gradient.
+
+    Blocks give gradients to queries, class vectors and bias alone; others would silently be missing.
+    """
     constants = {"target": target.weights if isinstance(target, Target) else target, "weight": weight}
     for name, value in constants.items():
         if isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled():
@@ -142,36 +157,53 @@ def check_constant(target: Tensor | Target, weight: Tensor | None) -> None:
 def blocked_loss(call: HeadCall, kernel: Kernel) -> Tensor:
     """The loss of a call by a kernel that works block by block.
 
-    The kernel completes its sums over the ranks, autograd those of the shared tensors.
+    Within a block the kernel completes its sums over the ranks. The gradients of what all ranks share (queries and the
+    kernel's setting) are completed by autograd, through `ranks.spread`: each rank computes the part of its classes.
     """
     keywords, ranks, rows = call.keywords, call.shards.ranks, call.rows()
     scale = torch.ones_like(rows.total)
     if keywords.multilabel == "normalized":
-        scale = torch.where(rows.total > 0, 1 / torch.where(rows.total > 0, rows.total, 1), 0)
+        scale = _inverse(rows.total)
     setting = None if kernel.setting is None else ranks.spread(kernel.setting)
     tensors = ranks.spread(call.queries), call.vectors, call.bias, setting
     if keywords.reduction == "none":
+        # The coefficients of the rows come with the backward; those known already are multiplied on outside.
         ones = replace(rows, coefficient=torch.ones_like(scale))
         value = BlockRows.apply(*tensors, ones, kernel.run, keywords, call.shards) * scale
     else:
+        # The whole coefficient of each row, the 1/N of a mean included, is known before the blocks run: their gradients
+        # are final, and the backward of `loss.backward()` has nothing left to scale.
         if keywords.reduction == "mean":
-            divisor = call.target.divisor.sum()
-            scale = scale * torch.where(divisor > 0, 1 / torch.where(divisor > 0, divisor, 1), 0)
+            scale = scale * _inverse(call.target.divisor.sum())
         given = replace(rows, coefficient=scale)
         value = BlockLoss.apply(*tensors, given, kernel.run, keywords, call.shards)
     if keywords.multilabel == "normalized" and kernel.omega is not None:
-        # every rank has a part of Omega, and so of its derivative in the setting
+        # Omega(t / |t|) does not depend on the scores, but on a learned setting: it stays outside of the blocks, with
+        # autograd's own derivative. Every rank has the part of its classes.
         omega = kernel.omega if setting is None else partial(kernel.omega, setting=setting)
         extra = ranks.total(omega_rows(rows, omega, keywords.options.rows(call.shards.size)))
         value = value + reduce(extra, call.target.divisor, keywords.reduction)
     return call.result(value)
 
 
+def _inverse(values: Tensor) -> Tensor:
+    """1 / values, and 0 where they are 0: a row without a positive, or a mean over no positive, is 0 and not nan."""
+    # The inner `where` keeps 1 / 0 out of it, from which a derivative would make nan even where it is not chosen.
+    return torch.where(values > 0, 1 / torch.where(values > 0, values, 1), 0)
+
+
 def omega_rows(rows: RowTarget, omega: Callable[[Tensor], Tensor], step: int) -> Tensor:
-    """Omega(t / |t|) of each row, 0 where there is no positive; `step` rows at a time where smoothing fills them."""
-    scale = torch.where(rows.total > 0, 1 / torch.where(rows.total > 0, rows.total, 1), 0).unsqueeze(1)
+    """Omega(t / |t|) of each row over the classes of this rank, (N,); 0 for a row without a positive.
+
+    Args:
+        rows: the target weights t.
+        omega: from rows on the simplex to Omega.
+        step: rows at a time, where smoothing gives every class a weight and rows have C entries.
+    """
+    scale = _inverse(rows.total).unsqueeze(1)
     weights = rows.weights * scale
     if rows.share is None or rows.class_weight is None:
+        # Classes that are not listed have t = 0 and add nothing to Omega: (N, P) is enough.
         return torch.where(rows.total > 0, omega(weights), 0)
     values = []
     for start in range(0, weights.shape[0], step):
@@ -186,10 +218,10 @@ def omega_rows(rows: RowTarget, omega: Callable[[Tensor], Tensor], step: int) ->
 
 
 def exact_loss(member: Member, call: HeadCall, settings: Mapping[str, Any]) -> Tensor:
-    """The loss of an exact member, whose kernel goes over blocks of scores."""
+    """The loss of an exact member, whose kernel goes over blocks of scores; `settings` are the member's own."""
     return blocked_loss(call, member.needed("kernel")(**settings))
 
 
 def quadratic_loss(member: Member, call: HeadCall, settings: Mapping[str, Any]) -> Tensor:
-    """The loss of a member that needs moments of the class vectors and no scores."""
+    """The loss of a member that needs moments of the class vectors instead of scores; by plain autograd."""
     return call.reduced(member.needed("kernel")(**settings)(call))

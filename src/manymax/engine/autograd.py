@@ -1,0 +1,159 @@
+"""The autograd functions of exact heads: the place where blocks meet `backward`.
+
+The gradients of a head are computed while its blocks are at hand, and not by autograd, which would keep every block.
+Two functions differ in when that happens:
+
+    BlockLoss   one number for all rows: coefficients are known, so the forward computes the gradients as well
+    BlockRows   one loss per row: its coefficients come with the backward, which computes the blocks a second time
+
+Neither has second derivatives: the gradients are numbers, not functions of the arguments that autograd could follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manymax.engine.block_loop import run
+from manymax.engine.blocks import Block, BlockResult
+from manymax.engine.options import Keywords
+from manymax.engine.ranks import Shards
+from manymax.engine.row_target import RowTarget
+from manymax.errors import ManymaxError
+from manymax.ops.checks import full_precision
+
+
+def refuse_second_derivatives(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """A backward that raises under `create_graph=True`.
+
+    Without this, autograd would take the gradients for constants and give second derivatives that are silently wrong.
+    """
+
+    @wraps(backward)
+    def checked(ctx: Any, *grads: Tensor) -> Any:
+        # Autograd runs a backward with gradients enabled exactly if `create_graph=True` was asked for.
+        if torch.is_grad_enabled():
+            raise ManymaxError(
+                "a head has no second derivatives: `create_graph=True` needs the plain loss on the table of scores."
+            )
+        return backward(ctx, *grads)
+
+    return checked
+
+
+class InDtype(torch.autograd.Function):
+    """value.to(dtype) whose backward takes row-sparse gradients too; that of torch's own `to` refuses them."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.dtype = value.dtype
+        return value.to(dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad.to(ctx.dtype), None
+
+
+def in_dtype(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """`value` in the dtype of the arithmetic, with a gradient in its own."""
+    return value if value.dtype == dtype else InDtype.apply(value, dtype)
+
+
+class BlockLoss(torch.autograd.Function):
+    """sum_n coefficient_n loss_n, (), with the gradients computed in the forward.
+
+    The coefficients of "mean" and "sum" are known before the blocks run, so that each block's scores serve its loss and
+    its gradients. The backward multiplies the finished gradients by the factor from above.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input: Tensor,
+        linear_weight: Tensor,
+        linear_bias: Tensor | None,
+        setting: Tensor | None,
+        target: RowTarget,
+        kernel: Callable[[Block], BlockResult],
+        keywords: Keywords,
+        shards: Shards,
+    ) -> Tensor:
+        wants = tuple(ctx.needs_input_grad[:3])
+        losses, gradients, grad_setting = run(
+            input, linear_weight, linear_bias, target, kernel, keywords, shards, wants
+        )
+        # An attribute and not `save_for_backward`: autograd holds on to saved tensors while the backward runs, and then
+        # copies a gradient instead of taking it over. No input is saved, because the gradients need none any more.
+        ctx.grads = (*gradients.finish(), grad_setting if ctx.needs_input_grad[3] else None)
+        ctx.retain = keywords.options.retain_graph
+        return (losses * target.factor).sum()
+
+    @staticmethod
+    @refuse_second_derivatives
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.grads is None:
+            raise ManymaxError(
+                "this head computes its gradients in the forward and frees them in the first backward; for a second one"
+                " pass `options={'retain_graph': True}`."
+            )
+        grads = ctx.grads
+        if not ctx.retain:
+            ctx.grads = None  # nothing else holds them now: autograd may take them over without a copy
+        scaled = tuple(None if g is None else _times(g, grad, ctx.retain) for g in grads)
+        return (*scaled, None, None, None, None)
+
+
+def _times(value: Tensor, factor: Tensor, keep: bool) -> Tensor:
+    """value x factor, in place unless `value` must be kept for another backward."""
+    if keep or value.is_sparse:
+        return value * factor
+    # `loss.backward()` has the factor 1: a pass over (C, d) is saved. Not on a GPU, where looking at it would make the
+    # host wait for all work queued so far.
+    if factor.device.type == "cpu" and factor == 1:
+        return value
+    return value.mul_(factor)
+
+
+class BlockRows(torch.autograd.Function):
+    """The losses of all rows, (N,); the backward computes the blocks again.
+
+    For `reduction="none"` the factor of each row is known only in the backward. Computing the scores a second time
+    costs one matmul more; keeping a gradient in the class vectors for each row would cost N C d numbers.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input: Tensor,
+        linear_weight: Tensor,
+        linear_bias: Tensor | None,
+        setting: Tensor | None,
+        target: RowTarget,
+        kernel: Callable[[Block], BlockResult],
+        keywords: Keywords,
+        shards: Shards,
+    ) -> Tensor:
+        # Saved by autograd, which then refuses a backward after one of them was changed in place.
+        ctx.save_for_backward(input, linear_weight, linear_bias)
+        ctx.target, ctx.kernel, ctx.keywords, ctx.shards = target, kernel, keywords, shards
+        plain = replace(target, coefficient=None)  # tells kernels to skip the gradient
+        return run(input, linear_weight, linear_bias, plain, kernel, keywords, shards, (False, False, False))[0]
+
+    @staticmethod
+    @refuse_second_derivatives
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        input, linear_weight, linear_bias = ctx.saved_tensors
+        wants = tuple(ctx.needs_input_grad[:3])
+        target = replace(ctx.target, coefficient=ctx.target.factor * grad)
+        # The caller may run the backward under autocast, which the forward was protected from by its head.
+        with full_precision(input):
+            _, gradients, grad_setting = run(
+                input, linear_weight, linear_bias, target, ctx.kernel, ctx.keywords, ctx.shards, wants
+            )
+            grads = gradients.finish()
+        return (*grads, grad_setting if ctx.needs_input_grad[3] else None, None, None, None, None)

@@ -1,0 +1,123 @@
+"""Runs a kernel over blocks of rows: scores, losses and gradients, never the (rows, classes) table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from manymax.engine.blocks import Block, BlockResult
+from manymax.engine.gradients import Gradients
+from manymax.engine.options import PAD, Keywords
+from manymax.engine.ranks import Shards
+from manymax.engine.row_target import RowTarget
+
+# Class vectors that are converted to float64 at a time: a float64 copy of all of them would be twice their size.
+FLOAT64_ROWS = 1 << 16
+
+
+def run(
+    input: Tensor,
+    linear_weight: Tensor,
+    linear_bias: Tensor | None,
+    target: RowTarget,
+    kernel: Callable[[Block], BlockResult],
+    keywords: Keywords,
+    shards: Shards,
+    wants: tuple[bool, bool, bool],
+) -> tuple[Tensor, Gradients, Tensor]:
+    """Run a kernel over all rows, block by block.
+
+    Args:
+        input: (N, d) queries.
+        linear_weight, linear_bias: (classes of this rank, d) and (classes of this rank,).
+        target: of the N rows; its coefficient is None if no gradient is wanted.
+        kernel: from a block to its losses and gradient.
+        keywords: of the call.
+        shards: which classes this rank holds.
+        wants: which gradients are wanted: of queries, class vectors and bias.
+
+    Returns:
+        Losses (N,), the accumulated gradients, and the gradient in the kernel's setting, () in float64.
+    """
+    options = keywords.options
+    num_classes, padded = linear_weight.shape[0], padded_length(linear_weight.shape[0])
+    matmul_vectors = linear_weight.bfloat16() if options.matmul == "bf16" else linear_weight
+    spread_of = (
+        None if target.class_weight is None else _weighted_score_sum(target.class_weight, linear_weight, linear_bias)
+    )
+    # From the largest shard, not from this rank's own: a kernel exchanges sums for each block, so that ranks that cut
+    # the rows differently would add up sums of different rows, or wait for each other for ever.
+    step = options.rows(padded_length(max(shards.sizes)))
+    # One buffer for all blocks: writing to memory for the first time costs about as much as the matmul.
+    buffer = input.new_empty(min(step, input.shape[0]), padded)
+
+    def score(queries: Tensor, ids: Tensor | None, out: Tensor) -> Tensor:
+        scores = out[:, :num_classes]
+        if options.matmul == "bf16":
+            scores.copy_(queries.bfloat16() @ matmul_vectors.T)
+            if ids is not None:
+                # The scores of the positives enter the loss one by one, where rounding does not average out as it does
+                # in a sum over the classes: they are computed again in full precision.
+                scores.scatter_(1, ids, (linear_weight[ids] @ queries.unsqueeze(2)).squeeze(2))
+        else:
+            torch.mm(queries, linear_weight.T, out=scores)
+        if linear_bias is not None:
+            scores += linear_bias  # -inf masks a class
+        # Written for every block, because the kernel overwrote the padding of the last one.
+        out[:, num_classes:] = -torch.inf
+        return out
+
+    gradients = Gradients(input, linear_weight, matmul_vectors, wants, options.sparse_grad, buffer.numel())
+    losses, grad_setting = [], input.new_zeros((), dtype=torch.float64)
+    for start in range(0, input.shape[0], step):
+        queries = input[start : start + step]
+        spread = None if spread_of is None else spread_of(queries)
+        part = target[start : start + step]
+        scores = score(queries, part.ids, buffer[: len(queries)])
+        rescore = partial(_rescore, score, queries, part.ids, padded)
+        result = kernel(Block(scores, part, num_classes, spread, rescore, shards.ranks, keywords))
+        losses.append(result.losses)
+        # At once: a dense part is the buffer itself, which the next block overwrites.
+        for gradient in result.parts:
+            gradients.add(start, gradient)
+        if result.grad_setting is not None:
+            grad_setting = grad_setting + result.grad_setting
+    return torch.cat(losses) if losses else input.new_zeros(0), gradients, grad_setting
+
+
+def padded_length(num_classes: int) -> int:
+    """The length of a row of scores with its padding, the next multiple of `PAD`."""
+    return -(-num_classes // PAD) * PAD
+
+
+def _weighted_score_sum(
+    class_weight: Tensor, linear_weight: Tensor, linear_bias: Tensor | None
+) -> Callable[[Tensor], Tensor]:
+    """From queries (n, d) to sum_c class_weight_c s_c, (n,) in float64, which label smoothing needs.
+
+    The sum is linear in the query, so that one vector sum_c class_weight_c w_c serves all rows and no scores are needed.
+    In float64, because a common offset of the scores is in the sum C times, and is subtracted again later: in float32
+    the difference would have lost its digits.
+    """
+    vector = linear_weight.new_zeros(linear_weight.shape[1], dtype=torch.float64)
+    for weights, vectors in zip(class_weight.split(FLOAT64_ROWS), linear_weight.split(FLOAT64_ROWS), strict=True):
+        vector += weights.double() @ vectors.double()
+    shift = vector.new_zeros(())
+    if linear_bias is not None:
+        # A masked class has weight 0, and 0 x -inf is nan.
+        shift = (class_weight.double() * torch.where(linear_bias > -torch.inf, linear_bias, 0)).sum()
+    return lambda queries: queries.double() @ vector + shift
+
+
+def _rescore(
+    score: Callable[[Tensor, Tensor | None, Tensor], Tensor],
+    queries: Tensor,
+    ids: Tensor | None,
+    padded: int,
+    rows: Tensor,
+) -> Tensor:
+    """Fresh scores (m, C') of some rows (m,) of a block, in memory of their own."""
+    return score(queries[rows], None if ids is None else ids[rows], queries.new_empty(len(rows), padded))
