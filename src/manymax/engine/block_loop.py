@@ -98,8 +98,8 @@ def _weighted_score_sum(
 ) -> Callable[[Tensor], Tensor]:
     """From queries (n, d) to sum_c class_weight_c s_c, (n,) in float64, which label smoothing needs.
 
-    The sum is linear in the query, so that one vector sum_c class_weight_c w_c serves all rows and no scores are needed.
-    In float64, because a common offset of the scores is in the sum C times, and is subtracted again later: in float32
+    The sum is linear in the query: one vector, sum_c class_weight_c w_c, serves all rows, and no scores are needed. In
+    float64, because a common offset of the scores is in the sum C times, and is subtracted again later: in float32
     the difference would have lost its digits.
     """
     vector = linear_weight.new_zeros(linear_weight.shape[1], dtype=torch.float64)

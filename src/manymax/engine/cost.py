@@ -1,7 +1,12 @@
-"""What a training step costs, in counts: the sizes of a step, kinds of work, bytes that ranks exchange.
+"""What a training step costs, in counts: the sizes of a step, the kinds of work, the bytes that ranks exchange.
 
-A member states its cost as a function from the sizes of a step to a `Cost`, and what its shards exchange as one to a
-`Traffic`. Here are the pieces that such functions are made of; `manymax.theory.cost` turns counts into seconds.
+A member states its cost as a function from the sizes of a step to a `Cost`, and what its shards exchange as a function
+to a `Traffic`. Here are the building blocks of such functions. Counts are independent of a machine;
+`manymax.theory.cost` measures what a machine takes for one of each kind and turns counts into seconds.
+
+The kinds of work and the constants are few, and rounded: benchmarks/advisor.py compares predictions with measured
+steps, and asks for the right order of losses and for times within a factor of 2. It is a model to choose with, no
+simulator.
 """
 
 from __future__ import annotations
@@ -14,12 +19,12 @@ from manymax.engine.options import PAD, HeadOptions
 from manymax.errors import ArgumentError
 from manymax.ops.selected_scores import table_is_cheaper
 
-FLOAT, DOUBLE = 4, 8  # bytes; sums over ranks travel in float64
-PER_STEP = 250  # calls of a step that has next to nothing to do: checks, targets, autograd
-NEAR, FAR = 1 << 20, 1 << 27  # bytes of a table that is in cache, and of one that is not
-MARKED = 2 * FLOAT  # bytes of a maximum over ranks, and whether it is nan
-SEARCH_STEPS = 8  # of a threshold search over ranks
-GENERATOR = 5056  # bytes of the state of torch's generator
+FLOAT, DOUBLE = 4, 8  # bytes; the sums of kernels travel between ranks in float64
+PER_STEP = 250  # calls of torch in a step that has next to nothing to compute: checks, targets, autograd
+NEAR, FAR = 1 << 20, 1 << 27  # bytes: a table of 1 MB is in the processor's cache, one of 128 MB is not
+MARKED = 2 * FLOAT  # bytes of a maximum over ranks: the number, and a mark that says whether it is nan
+SEARCH_STEPS = 8  # exchanges of a search for a threshold over ranks: about 6 steps, and some for a start
+GENERATOR = 5056  # bytes of the state of torch's CPU generator, which the first rank sends to the others
 
 
 @dataclass(frozen=True)
@@ -27,11 +32,12 @@ class Shape:
     """The sizes of a step.
 
     batch, num_classes, dim: N, C, d.
-    positives: P, labels of a row on average.
-    num_negatives: k, of the sampled members, drawn for each positive; or `shared`, once for all of them.
-    num_candidates: M, scored for each positive to choose its negatives among them; 0 where nothing is scored.
-    support: m, classes that a sparse map keeps on average; None for all of them.
-    path: L, mean length of a path of the tree; None for that of equal counts.
+    positives: P, the average number of positives of a row.
+    num_negatives: k, negatives that a sampled member draws for each positive.
+    shared: whether the k negatives are drawn once for all positives instead.
+    num_candidates: M, classes that are scored for each positive to choose its negatives among them; 0 for none.
+    support: m, the average number of classes that a sparse map gives a probability above 0; None for all classes.
+    path: L, the mean length of a path of the tree; None for that of a tree of equal counts.
     """
 
     batch: int
@@ -45,6 +51,7 @@ class Shape:
     path: float | None = None
 
     def __post_init__(self) -> None:
+        # A bool is an int in Python: `num_classes=True` is a mistake, not a 1.
         for name, least in (("batch", 1), ("num_classes", 1), ("dim", 1), ("num_negatives", 1), ("num_candidates", 0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -56,37 +63,38 @@ class Shape:
 
     @property
     def pairs(self) -> float:
-        """N P: rows of the sampled members and of the tree."""
+        """N P, the number of positives: the rows of sampled members and of the tree, which take them one by one."""
         return self.batch * self.positives
 
     @property
     def table(self) -> float:
-        """N C, the entries of the table of scores."""
+        """N C, the number of scores."""
         return float(self.batch * self.num_classes)
 
     @property
     def vectors(self) -> float:
-        """C d, the floats of all class vectors."""
+        """C d, the numbers in all class vectors."""
         return float(self.num_classes * self.dim)
 
     @property
     def queries(self) -> float:
-        """N d."""
+        """N d, the numbers in all queries."""
         return float(self.batch * self.dim)
 
 
 @dataclass(frozen=True)
 class Work:
-    """How much there is to do of each kind.
+    """How much work of each kind there is.
 
     flops: of matrix products.
-    streamed: floats read and written in a pass over memory.
+    streamed: numbers read and written in a pass over main memory.
     exponentials: entries that a softmax goes over.
-    passes: entries read and written in a pass that stays in cache.
-    fresh: floats of memory that are used for the first time.
-    near, far: floats gathered from a table in cache, and from one that is not.
+    passes: entries read and written in a pass that stays in the processor's cache.
+    fresh: numbers written to memory that is used for the first time. The operating system hands out memory page by page
+        when it is first written to, which takes about as long as the product that fills it.
+    near, far: numbers gathered from a table in cache, and from one in main memory.
     sorted: integers sorted.
-    calls: of torch.
+    calls: of torch functions, each of which takes microseconds even for a single number.
     """
 
     flops: float = 0.0
@@ -99,6 +107,7 @@ class Work:
     sorted: float = 0.0
     calls: float = 0.0
 
+    # Always `Work`, also from a `Machine`: a sum of seconds per unit would be no machine.
     def __add__(self, other: Work) -> Work:
         return Work(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Work)))
 
@@ -106,13 +115,16 @@ class Work:
         return Work(*(factor * getattr(self, f.name) for f in fields(Work)))
 
     def seconds(self, machine: Machine) -> float:
-        """sum over the kinds of how much there is times the seconds for one."""
+        """Seconds on a machine: the sum over the kinds of amount x seconds per unit.
+
+        Nothing is taken to overlap: a step is a sequence of torch calls, each of them bound by one kind of work.
+        """
         return sum(getattr(self, f.name) * getattr(machine, f.name) for f in fields(Work))
 
 
 @dataclass(frozen=True)
 class Machine(Work):
-    """Seconds that a machine takes for one of each kind of work."""
+    """Seconds that a machine takes for one unit of each kind of work; the fields are those of `Work`."""
 
     def __post_init__(self) -> None:
         for f in fields(Work):
@@ -125,10 +137,10 @@ class Machine(Work):
 class Cost:
     """The cost of one step.
 
-    work: what takes its time.
-    product_floats: read and written by its matrix products.
-    parameters: floats of class vectors touched; at most that many, where they are drawn.
-    memory: bytes at the peak above queries and class vectors: buffers, and the gradients to both.
+    work: what takes time.
+    product_floats: numbers read and written by the matrix products.
+    parameters: numbers in the class vectors that are touched; an upper bound where they are drawn.
+    memory: bytes at the peak beyond queries and class vectors: buffers, and the gradients of both.
     """
 
     work: Work
@@ -138,20 +150,24 @@ class Cost:
 
     @property
     def flops(self) -> float:
-        """Of the matrix products."""
+        """Floating-point operations of the matrix products."""
         return self.work.flops
 
     @property
     def bytes(self) -> float:
-        """Read and written, in cache or not."""
+        """Bytes read and written, in cache or not."""
         w = self.work
+        # A pass reads an entry and writes it; the other kinds touch a number once.
         both_ways = w.streamed + w.exponentials + w.passes
         return FLOAT * (self.product_floats + 2 * both_ways + w.fresh + w.near + w.far + w.sorted)
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """What the ranks add up in a step: the number of sums over the ranks, and their bytes in all."""
+    """What the ranks exchange in a step: the number of sums over the ranks, and the bytes of all of them.
+
+    Both count: a small sum costs the latency of the network, a large one its bandwidth.
+    """
 
     sums: float = 0.0
     bytes: float = 0.0
@@ -160,12 +176,15 @@ class Traffic:
         return Traffic(self.sums + other.sums, self.bytes + other.bytes)
 
     def sent(self, ranks: int) -> float:
-        """Bytes that each rank sends."""
+        """Bytes that each of `ranks` ranks sends."""
+        # A sum around a ring: (ranks - 1) / ranks of the bytes to add up, and as many to hand the result around.
         return 2 * (ranks - 1) / ranks * self.bytes
 
 
-CostOf = Callable[[Shape, bool], Cost]  # the sizes, and whether the plain way is meant: autograd on full tables
-TrafficOf = Callable[[Shape, int], Traffic]  # the sizes, and the number of ranks
+# From the sizes to the cost. The bool is True for the plain way, autograd on full tables, and False for that of heads.
+CostOf = Callable[[Shape, bool], Cost]
+# From the sizes and the number of ranks to what the ranks exchange.
+TrafficOf = Callable[[Shape, int], Traffic]
 
 
 # Exact members -----------------------------------------------------------------------------------
@@ -175,11 +194,11 @@ TrafficOf = Callable[[Shape, int], Traffic]  # the sizes, and the number of rank
 class EntryCost:
     """What an exact member does with its scores, counted in its kernel and rounded to fit benchmarks/advisor.py.
 
-    entry: work for each entry of the table, products not included.
-    calls: for each block.
-    tables: of the size of a block that are held besides the block itself.
-    plain: full tables held by autograd at its peak.
-    each: whether it goes over the entries once for each positive.
+    entry: work for each score, products not included.
+    calls: of torch functions, for each block.
+    tables: how many tables of the size of a block are held besides the block itself.
+    plain: how many (N, C) tables autograd holds at its peak.
+    each: whether the kernel goes over the scores once for each positive.
     """
 
     entry: Work
@@ -189,35 +208,39 @@ class EntryCost:
     each: bool = False
 
     def over(self, shape: Shape) -> Work:
-        """The work for all entries of the table."""
+        """The work on all scores."""
         return shape.table * (max(1.0, shape.positives) if self.each else 1.0) * self.entry
 
 
-# Of each entry of a sparse gradient: its group of 16 candidates goes through Newton's steps in float64, and rows are
-# padded to the one with the most.
+# For each entry of a sparse gradient. The large number is no mistake: an entry brings a group of 16 candidates with it,
+# which goes through all of Newton's steps in float64, and rows are padded to the one with the most candidates.
 PER_SPARSE_ENTRY = Work(passes=5000, sorted=4)
-PER_SCORE = Work(fresh=4)  # of each score of a sampled step: loss and gradient
-PER_DRAW = Work(sorted=0.5)  # of each class that is picked by its id: drawing it, and sorting what it gets
+PER_SCORE = Work(fresh=4)  # for each score of a sampled step: tensors of the loss and of its gradient
+PER_DRAW = Work(sorted=0.5)  # for each class vector that is read by its id: drawing the id, sorting its gradients
 
 
 def exact_cost(dense: EntryCost, sparse: EntryCost | None = None) -> CostOf:
-    """The cost of a member that sees all scores: three products with all class vectors.
+    """The cost of a member that sees all scores, as a function of the sizes.
+
+    A dense gradient g takes three products with all class vectors: scores x W', and the gradients g W and g' x. A
+    sparse one takes the first alone.
 
     Args:
-        dense: of a gradient with an entry for every class.
-        sparse: of one with few entries, at most one class in 16, which leaves the scores as the only such product;
-            None for a member that never has such a gradient.
+        dense: what the kernel does where the gradient has an entry for every class.
+        sparse: what it does where at most one class in 16 has one; None for a member whose gradients are never sparse.
     """
 
     def cost(shape: Shape, plain: bool) -> Cost:
         support = shape.num_classes if shape.support is None else shape.support
+        # One in 16 is where ops/simplex.py stops listing candidates. Autograd never has a sparse gradient.
         if sparse is not None and support <= shape.num_classes / 16 and not plain:
-            return _few(sparse, shape, shape.batch * (support + shape.positives))
+            return _sparse_cost(sparse, shape, shape.batch * (support + shape.positives))
         block = block_entries(shape)
         tables = dense.plain * shape.table if plain else (1 + dense.tables) * block
-        fresh = 2 * tables if plain else block  # a table is written anew for about every second operation
+        # Autograd writes a new table for about every second operation. A head writes its one buffer again and again.
+        fresh = 2 * tables if plain else block
         work = dense.over(shape) + Work(
-            flops=6 * shape.table * shape.dim,
+            flops=6 * shape.table * shape.dim,  # three products, a multiplication and an addition each
             fresh=fresh + shape.vectors,
             calls=PER_STEP + dense.calls * (1 if plain else shape.table / block),
         )
@@ -226,9 +249,10 @@ def exact_cost(dense: EntryCost, sparse: EntryCost | None = None) -> CostOf:
     return cost
 
 
-def _few(kernel: EntryCost, shape: Shape, entries: float) -> Cost:
-    """A sparse gradient: the scores are the only product with all class vectors."""
+def _sparse_cost(kernel: EntryCost, shape: Shape, entries: float) -> Cost:
+    """The cost with a sparse gradient of so many entries: the scores are the only product with all class vectors."""
     block = block_entries(shape)
+    # Each entry reads a class vector for the gradient of its query, and a query for the gradient of its class vector.
     gathered = gather(shape.num_classes, shape.dim, entries) + gather(shape.batch, shape.dim, entries)
     work = kernel.over(shape) + entries * PER_SPARSE_ENTRY + gathered
     work += Work(
@@ -236,13 +260,15 @@ def _few(kernel: EntryCost, shape: Shape, entries: float) -> Cost:
         fresh=block + shape.vectors,
         calls=PER_STEP + kernel.calls * shape.table / block,
     )
+    # An entry is a row and a class of 8 bytes each and a value, and is copied when it is sorted: about 6 floats.
     return of_tables(work, 1, shape, (1 + kernel.tables) * block + 6 * entries)
 
 
 def exact_traffic(sums: float, row: float, each: float = 0.0) -> TrafficOf:
-    """The exchanges of a kernel: `sums` for each block of rows, of `row` bytes a row and `each` bytes a positive."""
+    """What an exact member's ranks exchange: `sums` sums per block, of `row` bytes per row and `each` per positive."""
 
     def traffic(shape: Shape, ranks: int) -> Traffic:
+        # More ranks have fewer classes each, so that blocks have more rows and there are fewer exchanges.
         padded = -(-shape.num_classes // ranks // PAD) * PAD
         blocks = -(-shape.batch // HeadOptions().rows(padded))
         return Traffic(sums * blocks, (row + each * shape.positives) * shape.batch)
@@ -251,20 +277,30 @@ def exact_traffic(sums: float, row: float, each: float = 0.0) -> TrafficOf:
 
 
 def block_entries(shape: Shape) -> float:
-    """Entries of a block of scores."""
+    """The number of scores of a block, under the default options."""
     return float(min(shape.batch, HeadOptions().rows(shape.num_classes)) * shape.num_classes)
 
 
 def of_tables(work: Work, products: int, shape: Shape, tables: float) -> Cost:
-    """The cost of a step with so many products over all class vectors, and so many floats of tables held."""
+    """The cost of a step from its work.
+
+    Args:
+        work: what takes time.
+        products: the number of products with all class vectors.
+        shape: the sizes.
+        tables: numbers in the tables that are held at the peak.
+    """
     blocks = shape.table / block_entries(shape)
+    # A product reads or writes all scores and queries once, but all class vectors once for every block.
     moved = products * (shape.table + shape.vectors * blocks + shape.queries)
     return Cost(work, moved, shape.vectors, FLOAT * (tables + shape.vectors + shape.queries))
 
 
 def gather(rows: float, dim: int, count: float) -> Work:
-    """`count` vectors from a table of `rows`: the larger the table, the fewer of them are in cache."""
+    """The work of reading `count` vectors of `dim` numbers at random places of a table of `rows` vectors."""
     size = FLOAT * rows * dim
+    # The larger the table, the fewer of its vectors are in cache: none is far at 1 MB, all at 128 MB, and in between
+    # the share grows with the logarithm of the size.
     far = min(1.0, max(0.0, math.log(size / NEAR) / math.log(FAR / NEAR)))
     return Work(near=(1 - far) * count * dim, far=far * count * dim)
 
@@ -273,54 +309,56 @@ def gather(rows: float, dim: int, count: float) -> Work:
 
 
 def sampled_cost(shape: Shape, plain: bool) -> Cost:
-    """The cost of a loss on drawn scores: one positive and k negatives for each pair."""
-    own = shape.pairs if shape.shared else shape.pairs * (shape.num_negatives + 1)  # vectors gathered one by one
+    """The cost of a loss on drawn scores: one positive and k negatives for each pair of a query and a positive."""
+    # Class vectors that are read one by one. Shared negatives are read once for all pairs and multiplied as a matrix.
+    own = shape.pairs if shape.shared else shape.pairs * (shape.num_negatives + 1)
     scores = shape.pairs * (shape.num_negatives + 1)
-    rows = _picked(shape, shape.num_negatives)
+    rows = _distinct_vectors(shape, shape.num_negatives)
     work = scores * PER_SCORE + Work(flops=4 * scores * shape.dim, calls=PER_STEP + 700)
+    # The third product, that of the scores. Of draws per row `_scoring` counts it, in one of its two ways.
     if plain or shape.shared:
         work += Work(flops=2 * scores * shape.dim)
-    if plain:  # picked vectors are kept, and so is a gradient for each, which nobody sums up
+    if plain:  # autograd keeps the gathered vectors, and a gradient for each, which are never summed by class
         held = 12 * scores + 2 * own * shape.dim
         work += gather(shape.num_classes, shape.dim, own) + Work(fresh=2 * own * shape.dim)
-    else:  # after the scores, class vectors are picked for the gradient to queries, and queries for theirs
+    else:  # class vectors are read for the scores and again for the gradient of queries; queries for the other gradient
         held = 12 * scores + rows * shape.dim
         work += own * PER_DRAW + Work(fresh=rows * shape.dim)
         work += gather(shape.num_classes, shape.dim, own) + gather(shape.batch, shape.dim, own)
-        work += gather(shape.num_classes, shape.dim, own) if shape.shared else _picking_scores(shape, own)
+        work += gather(shape.num_classes, shape.dim, own) if shape.shared else _scoring(shape, own)
     work += _choosing(shape)
-    touched = _picked(shape, max(shape.num_negatives, shape.num_candidates)) * shape.dim
+    touched = _distinct_vectors(shape, max(shape.num_negatives, shape.num_candidates)) * shape.dim
     return Cost(work, 3 * (own * shape.dim + scores), touched, FLOAT * (held + shape.queries))
 
 
-def _picked(shape: Shape, per_positive: int) -> float:
-    """Class vectors of the positives and of what is drawn for them, as many as can be different ones."""
+def _distinct_vectors(shape: Shape, per_positive: int) -> float:
+    """The number of different class vectors among positives and `per_positive` draws for each, at most."""
     drawn = per_positive if shape.shared else shape.pairs * per_positive
     return min(float(shape.num_classes), shape.pairs + drawn)
 
 
 def _choosing(shape: Shape) -> Work:
-    """Scores of M candidates for each positive, and the best of them."""
+    """The work of scoring M candidates for each positive and taking the best of them, without gradients."""
     scored = shape.pairs * shape.num_candidates
     work = Work(passes=10 * scored)
     if shape.shared:
         return work + Work(flops=2 * scored * shape.dim) + gather(shape.num_classes, shape.dim, shape.num_candidates)
-    return work + _picking_scores(shape, scored)
+    return work + _scoring(shape, scored)
 
 
-def _picking_scores(shape: Shape, count: float) -> Work:
-    """`count` scores in all, from a table of all scores where that is cheaper, or one by one."""
+def _scoring(shape: Shape, count: float) -> Work:
+    """The work of `count` scores in all: from a table of all scores where that is cheaper, or one by one."""
     if table_is_cheaper(shape.batch, shape.num_classes, int(count)):
         return Work(flops=2 * shape.table * shape.dim, fresh=shape.table, near=4 * count)
     return gather(shape.num_classes, shape.dim, count) + Work(flops=2 * count * shape.dim)
 
 
 def sampled_traffic(sums: float, row: float) -> TrafficOf:
-    """The exchanges of a loss on drawn scores: `sums` of `row` bytes a pair, and one more of scored candidates."""
+    """What a sampled member's ranks exchange: `sums` sums of `row` bytes per pair, and the scores of candidates."""
 
     def traffic(shape: Shape, ranks: int) -> Traffic:
         candidates = shape.num_candidates
-        # the state of the generator goes out once; a broadcast sends half of what a sum does
+        # The state of the generator is broadcast once per step, which sends half as many bytes as a sum.
         total = sums + (candidates > 0) + 0.5
         return Traffic(total, (row + candidates * FLOAT) * shape.pairs + GENERATOR / 2)
 

@@ -1,8 +1,8 @@
-"""The sampled losses from queries and class vectors: one step touches only the drawn rows.
+"""The losses of sampled heads, from queries and class vectors: one step touches only the drawn class vectors.
 
-On several ranks all of them draw the same negatives, and each computes the scores of those that it holds. What travels
-per positive are its score and sums over the negatives, never the scores of the negatives. A sampler that looks at
-scores (dns, two_pass) has those of its pool of candidates added up over the ranks.
+On several ranks all ranks draw the same negatives, and each computes the scores of those that it holds. What travels
+for each positive is its score and sums over its negatives, never the scores of the negatives. There is one exception: a
+sampler that chooses by scores (dns, two_pass) gets those of its pool of candidates summed over the ranks.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from manymax.samplers.base import Draw, Sampler
 
 @dataclass(frozen=True)
 class DrawSettings:
-    """What a sampled head draws: `sampler` and `num_negatives`, k."""
+    """How a sampled head draws: from which sampler, and k negatives; None where the sampler has a number of its own."""
 
     sampler: Sampler
     num_negatives: int | None
 
 
 def check_sampler(sampler: object, num_classes: int) -> None:
-    """Refuse what is no sampler, or draws from other classes."""
+    """Raise unless `sampler` is a sampler over as many classes as the head has."""
     if not isinstance(sampler, Sampler):
         raise ArgumentTypeError(f"`sampler` must be one of manymax.samplers; got {type(sampler).__name__}.")
     if sampler.num_classes != num_classes:
@@ -46,7 +46,10 @@ def check_sampler(sampler: object, num_classes: int) -> None:
 
 
 class PositivePairs(NamedTuple):
-    """One row per positive: its query's row, its class and its weight."""
+    """One row per positive: the row of its query, its class and its weight, (M,) each.
+
+    The losses on drawn scores are losses of one positive, so that a query with P positives becomes P rows.
+    """
 
     rows: Tensor
     classes: Tensor
@@ -54,30 +57,43 @@ class PositivePairs(NamedTuple):
 
     @property
     def owner(self) -> Tensor | None:
-        """`rows`, where a query has more than one positive."""
+        """`rows` if some query has more than one positive; None if every pair has a query of its own."""
+        # Pairs come row after row, so that two positives of one query are neighbours.
         return self.rows if (self.rows[1:] == self.rows[:-1]).any() else None
 
 
 def read_positive_pairs(read: Target) -> PositivePairs:
     """The positives of a target, row after row."""
+    # A weight of 0 stands for padding, or for a class with a class weight of 0: neither needs a draw.
     rows, column = (read.weights != 0).nonzero(as_tuple=True)
     classes = column if read.ids is None else read.ids[rows, column]
     return PositivePairs(rows, classes, read.weights[rows, column])
 
 
 def sampled_loss(member: Member, call: HeadCall, settings: Mapping[str, Any], draws: DrawSettings) -> Tensor:
-    """The loss of a call with fresh negatives, the same on every rank."""
+    """The loss of a call with fresh negatives, the same on every rank.
+
+    Args:
+        member: the sampled member.
+        call: the arguments, read and checked.
+        settings: the member's own.
+        draws: what to draw.
+    """
     kernel: DrawnKernel = member.needed("kernel")(**settings)
     pairs = read_positive_pairs(call.target)
+    # All ranks have the queries and use them with their own classes: the gradients of these uses are summed.
     call = replace(call, queries=call.shards.ranks.spread(call.queries))
     losses = call.queries.new_zeros(len(call.queries))
     if len(pairs.rows):
         draw = _draw(call, pairs, draws)
         if kernel.needs_log_q is not None and draw.log_q is None:
             raise ArgumentError(f"`{kernel.needs_log_q}` needs log q, which this sampler does not know: {draw.note}.")
-        sample = (_here if call.shards.ranks.alone else _of_all_ranks)(call, pairs, draw, kernel)
+        read_scores = _scores_on_one_rank if call.shards.ranks.alone else _scores_on_many_ranks
+        sample = read_scores(call, pairs, draw, kernel)
         losses = losses.index_add(0, pairs.rows, pairs.weights * kernel.rows(sample))
-    else:  # nothing to learn from: sums of nothing have zero gradients, sparse if asked for
+    else:
+        # A batch without positives. The loss is 0, but it must still depend on queries, class vectors and bias, so that
+        # `backward` works and gives them zeros (a sparse tensor without entries if asked for): sums of nothing do that.
         none = pairs.rows.new_empty(0, 1)
         nothing = SelectedScores.apply(
             call.queries[:0], call.vectors, pairs.rows, none, call.keywords.sparse_grad
@@ -90,14 +106,19 @@ def sampled_loss(member: Member, call: HeadCall, settings: Mapping[str, Any], dr
 
 
 def _draw(call: HeadCall, pairs: PositivePairs, draws: DrawSettings) -> Draw:
-    """The negatives; on several ranks the draw of the first one's generator, made by every rank for itself."""
+    """Draw the negatives; on several ranks each rank for itself, from a generator in the state of the first one's.
+
+    That costs a few kilobytes of state where sending ids would cost k numbers for each positive.
+    """
     queries, ranks = call.queries.detach(), call.shards.ranks
-    known: dict[str, Any] = {"scores": _shared_scores(call, pairs)}
+    # What a sampler that follows the model may look at. No rank of several has all class vectors: such a sampler asks
+    # for scores, which the ranks compute together.
+    model: dict[str, Any] = {"scores": _scores_over_ranks(call, pairs)}
     if ranks.alone:
-        known = {
+        model = {
             "linear_weight": call.vectors.detach(),
             "linear_bias": None if call.bias is None else call.bias.detach(),
-            "scores": _own_scores(queries, call.vectors, call.bias, pairs.rows),
+            "scores": _local_scores(queries, call.vectors, call.bias, pairs.rows),
         }
     draw: Draw = draws.sampler(
         draws.num_negatives,
@@ -106,19 +127,22 @@ def _draw(call: HeadCall, pairs: PositivePairs, draws: DrawSettings) -> Draw:
         input=queries[pairs.rows],
         shared=call.keywords.shared,
         generator=_same_generator(call.keywords.generator, ranks, queries.device),
-        **known,
+        **model,
     )
     return draw
 
 
-def _own_scores(
+def _local_scores(
     input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, rows: Tensor
 ) -> Callable[[Tensor], Tensor]:
-    """What a sampler that follows the model asks: the scores of ids (m,) or (M, m), without gradients."""
+    """A function from ids, (m,) for all pairs or (M, m), to their scores (M, m), without gradients.
+
+    Negatives are chosen by these scores and then scored again with gradients: the choice itself is not differentiated.
+    """
 
     @torch.no_grad()
     def scores(ids: Tensor) -> Tensor:
-        if ids.dim() == 1:
+        if ids.dim() == 1:  # one pool for all rows: a matmul
             found = input[rows] @ lookup(linear_weight, ids).T
         else:
             found = selected_scores(input, linear_weight, ids, rows)
@@ -127,14 +151,14 @@ def _own_scores(
     return scores
 
 
-def _shared_scores(call: HeadCall, pairs: PositivePairs) -> Callable[[Tensor], Tensor]:
-    """The same where ranks share the classes: each adds the scores of its own."""
+def _scores_over_ranks(call: HeadCall, pairs: PositivePairs) -> Callable[[Tensor], Tensor]:
+    """`_local_scores` where ranks share the classes: each fills in the scores of its classes, and the sum has all."""
     shards = call.shards
 
     def scores(ids: Tensor) -> Tensor:
         everyone = ids.expand(len(pairs.rows), -1) if ids.ndim == 1 else ids
         row, column = shards.inside(everyone).nonzero(as_tuple=True)
-        own = call.queries.detach().new_zeros(everyone.shape)
+        own = call.queries.detach().new_zeros(everyone.shape)  # 0 for the classes of other ranks
         own[row, column] = _entry_scores(call, pairs.rows[row], everyone[row, column]).detach()
         return shards.ranks.sum(own)
 
@@ -142,21 +166,36 @@ def _shared_scores(call: HeadCall, pairs: PositivePairs) -> Callable[[Tensor], T
 
 
 def _same_generator(generator: torch.Generator | None, ranks: Ranks, device: torch.device) -> torch.Generator | None:
-    """A generator in the state of the first rank's; without one, seeded by a number that the first rank draws."""
+    """A generator in the same state on every rank, so that all of them draw the same negatives.
+
+    The given generator, set to the state of the first rank's; without one, a new generator with a seed that the first
+    rank draws.
+    """
     if ranks.alone:
         return generator
     if generator is None:
+        # Every rank draws a number, so that the default generators of all ranks advance alike; the first one's counts.
         seed = ranks.first(torch.randint(2**62, (), device=device))
         return torch.Generator(device).manual_seed(int(seed))
+    # A state is a tensor on the CPU; it travels on the device that the ranks exchange on.
     generator.set_state(ranks.first(generator.get_state().to(device)).cpu())
     return generator
 
 
 def proposal_of(draw: Draw, num_classes: int, batch: int) -> tuple[Tensor | float, Tensor | float]:
-    """log q of the positives and the negatives; that of a uniform proposal where the sampler knows none.
+    """log q of the positives and of the negatives; that of a uniform proposal where the sampler knows none.
 
-    The losses take log(k q) for the number k of columns. In-batch a query's own positives are columns but no draws:
-    the k' others have log(k q) = log(k' q) if log(k' / k) is added to log q.
+    The losses subtract log(k q), with k the number of columns. Among in-batch negatives the positives of a query itself
+    are columns but no draws, so that only k' < k columns are. Adding log(k' / k) to log q makes the losses subtract
+    log(k' q), as they should.
+
+    Args:
+        draw: what was drawn.
+        num_classes: C.
+        batch: M, the number of positives.
+
+    Returns:
+        log q of the positives, (M,) or a number, and of the negatives, (M, k), (k,) or a number.
     """
     uniform = -math.log(num_classes)
     positive = uniform if draw.log_q_target is None else draw.log_q_target
@@ -165,30 +204,33 @@ def proposal_of(draw: Draw, num_classes: int, batch: int) -> tuple[Tensor | floa
     if copies is None:
         return positive, negative
     share = 1 - copies.to(torch.float64).mean(1)
-    shift = torch.where(share > 0, share, 1).log()
+    shift = torch.where(share > 0, share, 1).log()  # a query to which all columns belong has no draws: no shift
     return positive + shift, negative + shift.unsqueeze(1)
 
 
 # One rank ----------------------------------------------------------------------------------------
 
 
-def _here(call: HeadCall, pairs: PositivePairs, draw: Draw, kernel: DrawnKernel) -> SampledScores:
-    """Scores of the positives (M,) and of the negatives (M, k), with log q."""
+def _scores_on_one_rank(call: HeadCall, pairs: PositivePairs, draw: Draw, kernel: DrawnKernel) -> SampledScores:
+    """Scores of the positives (M,) and of the negatives (M, k), with log q, where one process holds all classes."""
     rows, target, sparse_grad = pairs.rows, pairs.classes, call.keywords.sparse_grad
     if draw.shared:
+        # The k class vectors are read once for all rows, and the scores are one matmul.
         scores = SelectedScores.apply(call.queries, call.vectors, rows, target.unsqueeze(1), sparse_grad)
         positive = scores.squeeze(1)
         negative = call.queries[rows] @ SharedRows.apply(call.vectors, draw.ids, sparse_grad).T
     else:
+        # Positive and negatives in one call: their gradients are sorted and summed by class once.
         ids = torch.cat([target.unsqueeze(1), draw.ids], 1)
         both = SelectedScores.apply(call.queries, call.vectors, rows, ids, sparse_grad)
         positive, negative = both[:, 0], both[:, 1:]
     if call.bias is not None:
         positive, negative = positive + call.bias[target], negative + call.bias[draw.ids]
     copies = draw.copies(len(rows))
-    if copies is not None:  # in-batch: a query's own positives are no draws for it
+    if copies is not None:  # in-batch: the positives of a query are no negatives of its own
         negative = torch.where(copies, -torch.inf, negative)
     check_values(positive, negative)
+    # A negative that happens to be the positive. Some losses mask it; others count it as a draw like any other.
     if kernel.masks_hits:
         negative = torch.where(draw.hits(target).expand(negative.shape), -torch.inf, negative)
     log_q_positive, log_q = proposal_of(draw, call.shards.num_classes, len(target))
@@ -205,8 +247,13 @@ def _here(call: HeadCall, pairs: PositivePairs, draw: Draw, kernel: DrawnKernel)
 # Several ranks -----------------------------------------------------------------------------------
 
 
-class _Own(NamedTuple):
-    """The negatives of this rank: scores (M, K), their columns in the draw (M, K), and which are its own (M, K)."""
+class _RankNegatives(NamedTuple):
+    """The negatives that this rank holds, moved together into K columns; K differs between ranks.
+
+    scores: (M, K), -inf in columns that are there only to fill up a row.
+    column: (M, K) the column of the draw that each stands for; 0 in columns that fill up.
+    own: (M, K) True where a column is a negative of this rank and does not fill up.
+    """
 
     scores: Tensor
     column: Tensor
@@ -214,43 +261,50 @@ class _Own(NamedTuple):
 
 
 def _entry_scores(call: HeadCall, rows: Tensor, ids: Tensor) -> Tensor:
-    """The scores of entries (row, class of this rank), (E,) each, sorted by row."""
-    own = ids - call.shards.start
-    scores = EntryScores.apply(call.queries, call.vectors, rows, own, call.keywords.sparse_grad)
-    return scores if call.bias is None else scores + call.bias[own]
+    """The scores (E,) of pairs of a row and a class that this rank holds, (E,) each, sorted by row."""
+    local = ids - call.shards.start
+    scores = EntryScores.apply(call.queries, call.vectors, rows, local, call.keywords.sparse_grad)
+    return scores if call.bias is None else scores + call.bias[local]
 
 
-def _of_all_ranks(call: HeadCall, pairs: PositivePairs, draw: Draw, kernel: DrawnKernel) -> SampledScores:
-    """Scores of all positives (M,), and of the negatives of this rank (M, K), with log q."""
+def _scores_on_many_ranks(call: HeadCall, pairs: PositivePairs, draw: Draw, kernel: DrawnKernel) -> SampledScores:
+    """Scores of all positives (M,), and of the negatives that this rank holds (M, K), with log q.
+
+    Positives are summed over the ranks, one number per pair, because every rank needs them. Negatives stay where they
+    are: the kernel completes its sums over them through `ranks`.
+    """
     classes = pairs.classes
-    positive = _positive(call, pairs)
-    negative, column, own = (_shared if draw.shared else _per_row)(call, pairs, draw)
-    # in-batch: a query's own positives are no draws for it
+    positive = _positive_scores(call, pairs)
+    negative, column, own = (_shared_negatives if draw.shared else _negatives_per_row)(call, pairs, draw)
+    # The same two masks as on one rank, of which this rank needs the columns that it holds.
     for masked in (draw.copies(len(classes)), draw.hits(classes) if kernel.masks_hits else None):
         if masked is not None:
-            negative = torch.where(_at(masked, column, negative), -torch.inf, negative)
+            negative = torch.where(_take_columns(masked, column, negative), -torch.inf, negative)
     log_q_positive, log_q = (
         torch.as_tensor(log_q, dtype=negative.dtype, device=negative.device)
         for log_q in proposal_of(draw, call.shards.num_classes, len(classes))
     )
+    # All of log q, also that of other ranks' negatives: every rank then refuses alike, and none waits for the others.
     _check_log_q(log_q_positive, log_q)
     return SampledScores(
         positive,
         negative,
         log_q_positive.expand(len(classes)),
-        torch.where(own, _at(log_q, column, negative), 0),
+        torch.where(own, _take_columns(log_q, column, negative), 0),
         draw.ids.shape[-1],
         call.shards.ranks,
         own,
     )
 
 
-def _positive(call: HeadCall, pairs: PositivePairs) -> Tensor:
-    """The scores of the positives, (M,), each from the rank that has it."""
+def _positive_scores(call: HeadCall, pairs: PositivePairs) -> Tensor:
+    """The scores of all positives (M,), each computed by the rank that holds its class."""
     shards = call.shards
     mine = shards.inside(pairs.classes).nonzero().squeeze(1)
     scores = _entry_scores(call, pairs.rows[mine], pairs.classes[mine])
+    # `index_put` keeps the graph, `total` sums the zeros of the other ranks onto the score and sends its gradient back.
     positive = shards.ranks.total(call.queries.new_zeros(len(pairs.rows)).index_put((mine,), scores))
+    # After the sum, so that all ranks see the same numbers and all of them raise.
     if visible(positive) and not positive.isfinite().all():
         raise ArgumentError(
             "`positive` must hold finite scores: a masked class cannot be a positive; got"
@@ -259,8 +313,8 @@ def _positive(call: HeadCall, pairs: PositivePairs) -> Tensor:
     return positive
 
 
-def _shared(call: HeadCall, pairs: PositivePairs, draw: Draw) -> _Own:
-    """The shared negatives of this rank and one at -inf."""
+def _shared_negatives(call: HeadCall, pairs: PositivePairs, draw: Draw) -> _RankNegatives:
+    """The negatives of this rank where all rows share the draws, and one column at -inf."""
     shards = call.shards
     column = shards.inside(draw.ids).nonzero().squeeze(1)
     ids = draw.ids[column] - shards.start
@@ -269,31 +323,38 @@ def _shared(call: HeadCall, pairs: PositivePairs, draw: Draw) -> _Own:
     if call.bias is not None:
         scores = scores + call.bias[ids]
     own = torch.ones_like(scores, dtype=torch.bool)
-    return _Own(pad(scores, (0, 1), value=-torch.inf), pad(column, (0, 1)).expand(len(scores), -1), pad(own, (0, 1)))
+    # A rank may hold none of the negatives: one column at -inf gives maxima and sums over the columns something to
+    # stand on, without any effect.
+    padded, columns = pad(scores, (0, 1), value=-torch.inf), pad(column, (0, 1)).expand(len(scores), -1)
+    return _RankNegatives(padded, columns, pad(own, (0, 1)))
 
 
-def _per_row(call: HeadCall, pairs: PositivePairs, draw: Draw) -> _Own:
-    """The same for draws of each row: those of this rank are moved to the left."""
+def _negatives_per_row(call: HeadCall, pairs: PositivePairs, draw: Draw) -> _RankNegatives:
+    """The negatives of this rank where each row has draws of its own, moved to the left of their rows.
+
+    About k / ranks of a row's k negatives are here: an (M, k) table on every rank would be mostly empty.
+    """
     inside = call.shards.inside(draw.ids)
     row, column = inside.nonzero(as_tuple=True)
-    place = (inside.cumsum(1) - 1)[row, column]
+    place = (inside.cumsum(1) - 1)[row, column]  # how many of its row come before it
     shape = (len(inside), max(1, int(inside.sum(1).max())))
     flat = _entry_scores(call, pairs.rows[row], draw.ids[row, column])
     scores = call.queries.new_full(shape, -torch.inf).index_put((row, place), flat)
     columns = column.new_zeros(shape).index_put((row, place), column)
     own = torch.zeros(shape, dtype=torch.bool, device=row.device)
     own[row, place] = True
-    return _Own(scores, columns, own)
+    return _RankNegatives(scores, columns, own)
 
 
-def _at(values: Tensor, column: Tensor, like: Tensor) -> Tensor:
-    """What values (), (k,) or (M, k) have in the columns (M, K)."""
+def _take_columns(values: Tensor, column: Tensor, like: Tensor) -> Tensor:
+    """The values, (), (k,) or (M, k), of the columns (M, K) of the draw, (M, K); `like` has that shape."""
     if values.ndim == 0:
         return values.expand(like.shape)
     return values.expand(len(like), -1).gather(1, column)
 
 
 def _check_log_q(*log_q: Tensor) -> None:
+    """Raise where a log q is not finite."""
     for values in log_q:
         if visible(values) and not values.isfinite().all():
             raise ArgumentError(

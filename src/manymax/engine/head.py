@@ -1,4 +1,4 @@
-"""The interface of every head: `head(input, target, linear_weight=None)`, `scores` and `topk`."""
+"""The interface of every head as a module: `head(input, target, linear_weight=None)`, `scores` and `topk`."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from manymax.errors import ArgumentError, ArgumentTypeError
 
 
 class LinearHead(nn.Module):
-    """What a training loop calls without knowing which loss it has.
+    """Base class of all heads, so that a training loop need not know which loss it has.
 
-    A head that is built from a member's kernel splits a call in two, for one rank and for many alike: `read`, which
-    checks the arguments without any exchange, and `compute`.
+    A head that is built from a member's kernel splits a call in two: `read` checks the arguments of one rank without
+    any exchange, and `compute` computes the loss together with the other ranks. `ShardedHead` puts an agreement of the
+    ranks between the two; on one process they follow each other.
 
     Args:
         in_features: d, or None for a head without class vectors of its own, which then gets them in every call.
         num_classes: C.
-        bias: whether the own class vectors have a bias.
+        bias: whether the head's own class vectors have a bias.
         device, dtype: of the class vectors.
     """
 
-    member: ClassVar[Member]  # whose loss it is
-    honours: ClassVar[frozenset[str]] = ALL_OPTIONS  # the options that have an effect on it
-    takes_class_vectors: ClassVar[bool] = True  # whether it can use vectors that are kept elsewhere
+    member: ClassVar[Member]  # the member of the family whose loss this is
+    honours: ClassVar[frozenset[str]] = ALL_OPTIONS  # the options that have an effect on it; others are refused
+    takes_class_vectors: ClassVar[bool] = True  # whether it can use class vectors that are kept elsewhere
 
     def __init__(
         self,
@@ -49,12 +50,14 @@ class LinearHead(nn.Module):
         if in_features is None and bias:
             raise ArgumentError("`bias` needs class vectors of the head's own: give `in_features`, or `bias=False`.")
         self.num_classes = num_classes
+        # torch's own layer, for its initialisation and its names in the state dict, `linear.weight` and `linear.bias`;
+        # its forward is never called.
         self.linear = (
             None if in_features is None else nn.Linear(in_features, num_classes, bias=bias, device=device, dtype=dtype)
         )
 
     def vectors(self, linear_weight: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The class vectors and bias to use: the given ones, or the head's own."""
+        """The class vectors (C, d) and bias (C,) to use: the given ones, or the head's own."""
         if linear_weight is not None:
             if not isinstance(linear_weight, Tensor):
                 raise ArgumentTypeError(f"`linear_weight` must be a tensor; got {type(linear_weight).__name__}.")
@@ -62,7 +65,7 @@ class LinearHead(nn.Module):
                 raise ArgumentError(
                     f"`linear_weight` must have {self.num_classes} rows; got shape {tuple(linear_weight.shape)}."
                 )
-            return linear_weight, None
+            return linear_weight, None  # not the head's own bias, which belongs to its own class vectors
         if self.linear is None:
             raise ArgumentError("this head was built without class vectors (`in_features=None`): pass `linear_weight`.")
         return self.linear.weight, self.linear.bias
@@ -70,11 +73,11 @@ class LinearHead(nn.Module):
     def read(
         self, input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, target: Tensor | Target, shards: Shards
     ) -> HeadCall:
-        """A call with the class vectors of one rank, read and checked there."""
+        """Read and check a call with the class vectors of one rank, without any exchange."""
         raise ArgumentError(f"{type(self).__name__} has no class vectors to be split over ranks.")
 
     def compute(self, call: HeadCall) -> Tensor:
-        """The loss of a call, the same on every rank."""
+        """The loss of a call that was read, the same on every rank."""
         raise ArgumentError(f"{type(self).__name__} has no class vectors to be split over ranks.")
 
     def scores(self, input: Tensor, linear_weight: Tensor | None = None) -> Tensor:
@@ -87,7 +90,8 @@ class LinearHead(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Scores and ids of the k best classes of each query, (..., k) each; see `linear_topk`.
 
-        Instead of scores log p up to a constant, where p does not keep their order.
+        A member whose probabilities p do not keep the order of the scores ranks by p, and returns log p up to a
+        constant in place of the scores.
         """
         weight, bias = self.vectors(linear_weight)
         return linear_topk(input, weight, k, linear_bias=bias, exclude=exclude, key=self.ranking_key)
@@ -98,7 +102,7 @@ class LinearHead(nn.Module):
 
     @property
     def ranking_key(self) -> Callable[[Tensor], Tensor] | None:
-        """From scores to what classes are ranked by; None where that is the scores."""
+        """A function from scores to the numbers that classes are ranked by; None where those are the scores."""
         return None
 
     def extra_repr(self) -> str:

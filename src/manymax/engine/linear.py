@@ -2,7 +2,7 @@
 
 A call has two steps. Each rank reads and checks its arguments without talking to the others (`read_call`); the ranks
 then agree that none of them refused, because a rank that raises in the middle of an exchange leaves the others waiting.
-After that they compute the loss together: by `exact_loss`, by `quadratic_loss`, or by `sampled_loss` in engine/drawn.py.
+After that they compute the loss together: by `exact_loss`, `quadratic_loss`, or `sampled_loss` in engine/drawn.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a member of the family states about itself: formulas, facts that tests run, settings, kernel and costs.
+"""`Member`, what a loss of the family states about itself: formulas, facts, settings, kernel and costs.
 
-Every other room reads these fields and nothing else about a member. What a member leaves out is an error that names
-the field, where somebody asks for it.
+All other code reads these fields, and knows nothing else about a member: no name of a member stands outside of its
+folder. A field that a member leaves out raises an error that names the field, where it is needed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ __all__ = [
     "Theory",
 ]
 
+# How a fact is known; see `Fact`.
 Status = Literal["printed", "derived", "confirmed", "contradicted"]
+# How a member's head computes; see `Member`. Heads, costs and tests are chosen by it.
 Kind = Literal["exact", "sampled", "tree", "quadratic"]
 
 
@@ -43,12 +45,16 @@ Kind = Literal["exact", "sampled", "tree", "quadratic"]
 class Fact:
     """One claim about a member.
 
-    `value` is the claim for machines, `text` the claim for people, `fn` computes it where it
-    depends on sizes or settings (called with keyword arguments such as `num_classes`, `alpha`).
-    `status`: "printed" in the paper and taken over; "derived" by us, the paper is silent;
-    "confirmed": printed, and a test re-runs it; "contradicted": the paper is wrong, `value` holds
-    what is right, `printed` what the paper says, and a test shows the difference.
-    `sizes`: the sizes of a step, beside `num_classes`, on which a smoothness depends and which its `fn` takes.
+    value: the claim as code reads it.
+    text: the claim in words.
+    source: where it comes from, a place in the paper or "derived".
+    status: "printed": it is in the paper and is taken over from there. "derived": it was derived here, the paper says
+        nothing about it. "confirmed": it is in the paper, and a test checks it. "contradicted": the paper is wrong;
+        `value` holds what is right, `printed` what the paper says, and a test shows the difference.
+    printed: what the paper says, where that is wrong.
+    fn: computes the value where it depends on sizes or settings; called with keyword arguments such as `num_classes`
+        and `alpha`.
+    sizes: sizes of a step, beside `num_classes`, on which a smoothness depends and which its `fn` takes.
     """
 
     value: Any
@@ -64,14 +70,14 @@ class Fact:
 class Facts:
     """The facts of one member; None where a question does not apply to it.
 
-    order            does the map keep the order of the scores: "strict", "weak" or "none"
-    fenchel_young    is the loss Fenchel-Young, with gradient map minus target
-    convex           is the loss convex in the scores
-    calibrated       does the risk minimiser rank like p (Top-k calibration, DCG consistency)
-    shift_invariant  does adding a constant to all scores change nothing
-    smoothness       supremum of the spectral norm of the loss Hessian in the scores
-    cost             scores touched per step, as a function of batch, num_classes, ...
-    bias, variance   of the estimated log partition, for approximations
+    order_preservation  whether the map keeps the order of the scores: "strict", "weak" (it may make ties) or "none"
+    fenchel_young       whether the loss is Fenchel-Young, with the gradient map minus target
+    convex              whether the loss is convex in the scores
+    calibrated          whether the minimiser of the risk ranks like p (top-k calibration, DCG consistency)
+    shift_invariant     whether adding a constant to all scores changes nothing
+    smoothness          supremum of the spectral norm of the Hessian of the loss in the scores
+    cost                scores touched per step, as a function of batch, num_classes, ...
+    bias, variance      of the estimated log partition, for approximations
     """
 
     order_preservation: Fact | None
@@ -85,14 +91,14 @@ class Facts:
     variance: Fact | None = None
 
     def items(self) -> list[tuple[str, Fact]]:
-        """(name, fact) for every fact that applies."""
+        """(name, fact) for every fact that applies, in the order of the fields."""
         pairs = [(f.name, getattr(self, f.name)) for f in fields(self)]
         return [(name, fact) for name, fact in pairs if fact is not None]
 
 
 @dataclass(frozen=True)
 class Formulas:
-    """The member in plain text; None where it has no such thing."""
+    """The formulas of a member in plain text; None where it has no map, or no regulariser."""
 
     map: str | None
     loss: str
@@ -102,12 +108,12 @@ class Formulas:
 
 @dataclass(frozen=True)
 class Solver:
-    """A way of its own to minimise the objective of a member on two tables of vectors, beside gradients.
+    """A way to minimise the objective of a member on user and item vectors that does not use gradients.
 
-    make: (num_users, num_items, dim, **settings) to an object with the vectors of both sides, `user_vectors` and
-        `item_vectors`, which learns from `observe(users, items)` and alternates between `update_users()` and
-        `update_items()`; `objective()` is the value that both of them lower.
-    settings: what it can be set to.
+    make: from (num_users, num_items, dim, **settings) to an object that holds `user_vectors` and `item_vectors`. It is
+        told the data by `observe(users, items)`; then `update_users()` and `update_items()` alternate, each of which
+        lowers `objective()`.
+    settings: of the solver.
     """
 
     make: Callable[..., Any]
@@ -116,35 +122,41 @@ class Solver:
 
 @dataclass(frozen=True)
 class Takes:
-    """Which targets a loss takes: label smoothing, float rows (distributions over the classes); and why not."""
+    """Which targets a loss takes.
+
+    smoothing: whether it takes label smoothing.
+    float_rows: whether it takes float rows, distributions over the classes.
+    why: a sentence for the error that says why it does not take them.
+    """
 
     smoothing: bool = True
     float_rows: bool = True
     why: str = ""
 
     def check(self, name: str, target: object, label_smoothing: float = 0.0) -> None:
-        """Refuse what the loss of this name does not take."""
+        """Raise if the loss `name` does not take this target or this label smoothing."""
         if not self.float_rows and isinstance(target, Tensor) and target.is_floating_point():
             raise ArgumentTypeError(f"`target` of {name} must be ids or bool rows; got float rows. {self.why}")
         if not self.smoothing and label_smoothing:
             raise ArgumentError(f"`label_smoothing` must be 0 for {name}; got {label_smoothing}. {self.why}")
 
 
-# Of losses on drawn scores.
+# What losses on drawn scores take. A distribution or smoothing gives every class a weight as a positive, and each
+# positive draws negatives of its own: a step would draw for all C classes.
 ONE_DRAW_EACH = Takes(smoothing=False, float_rows=False, why="It needs one draw per positive.")
 
 
 @dataclass(frozen=True)
 class Approximation:
-    """A member as an approximation of the baseline loss.
+    """What a member states about itself as an approximation of the baseline loss, softmax.
 
-    parts: a case to bias and variance for each label, predicted and exact.
-    settings: what changes them; a choice may have more values here than in the loss.
-    draws: of one that draws negatives; None where it draws none.
-    needs_tree: whether it is told the log-probabilities of a tree, (N, C), or the tree.
-    by_probability: (settings) to whether labels of the same probability have the same bias, whatever their log q.
-        Labels of many classes are then put together by log P, otherwise by log(P/q).
-    variants: settings that a diagnosis shows.
+    parts: from scores and labels to bias and variance for each label, predicted and exact.
+    settings: what bias and variance depend on; a choice may have more values here than in the loss.
+    draws: how one that draws negatives is analysed; None where it draws none.
+    needs_tree: whether it needs a tree, or the log-probabilities (N, C) of one.
+    by_probability: from settings to whether labels of equal probability P have equal bias, whatever their log q. Where
+        there are many classes, labels are then grouped by log P, and otherwise by log(P/q).
+    variants: the settings that a diagnosis shows.
     """
 
     parts: Callable[[ApproximationInput], Parts]
@@ -157,15 +169,16 @@ class Approximation:
 
 @dataclass(frozen=True)
 class Theory:
-    """Closed forms that the measurements of `manymax.theory` use where a member has them; None where it has none.
+    """Closed forms that the measurements of `manymax.theory` use; None where a member has none.
 
-    jacobian: (scores, target, **settings) to the Jacobian of the map, (..., C, C); by autograd where it is None.
-    norm_bounds: (scores, target, **settings) to bounds of its spectral norm, (...) each.
-    supremum: (num_classes, **settings) to the largest such norm over all scores; None where it is the smoothness of a
-        Fenchel-Young loss, which the facts state, or unknown.
-    sharpest: (num_classes, **settings) to scores (C,), float64, at which it is reached or approached.
-    minimisers: (probs, log_q, **settings) to scores (M, C) that minimise the risk, or None where no formula is known
-        for these; log_q is None of a uniform proposal. A Fenchel-Young member needs none.
+    jacobian: from (scores, target, **settings) to the Jacobian of the map, (..., C, C). Where it is None, autograd
+        computes it.
+    norm_bounds: from (scores, target, **settings) to a lower and an upper bound of its spectral norm, (...) each.
+    supremum: from (num_classes, **settings) to the largest such norm over all scores. None where it is unknown, or
+        where it is the smoothness of a Fenchel-Young loss, which the facts state.
+    sharpest: from (num_classes, **settings) to scores (C,), float64, at which the supremum is reached or approached.
+    minimisers: from (probs, log_q, **settings) to scores (M, C) that minimise the risk, or to None where no formula is
+        known for these; log_q is None for a uniform proposal. A Fenchel-Young member needs none.
     approximation: its bias and variance as an approximation of the baseline loss.
     """
 
@@ -179,33 +192,36 @@ class Theory:
 
 @dataclass(frozen=True)
 class Member:
-    """One row of `FAMILY`: everything else in the project reads members, not files.
+    """One loss of the family: its entry in `FAMILY`.
 
-    name, title, aliases, citation: how people call it, and where it comes from.
-    class_name: its name in those of classes, `LinearTaylorSoftmaxLoss`; made from `name` if it is left out.
-    kind: "exact" (sees all scores in blocks), "sampled" (a positive and drawn negatives), "tree", "quadratic" (moments
-        of the class vectors).
-    map, loss, module, foundation: its functions on given scores.
+    name, title, aliases: how it is called in code, in text, and otherwise.
+    citation: where it was published.
+    class_name: the part of class names that stands for it, as in `LinearTaylorSoftmaxLoss`; made from `name` if it is
+        left out.
+    kind: how its head computes: "exact" (sees all scores, in blocks), "sampled" (a positive and drawn negatives),
+        "tree" (decisions on the path to a class), "quadratic" (moments of the class vectors).
+    map, loss, module, foundation: its functions on given scores: probabilities, loss, the loss as a module, and the
+        Fenchel-Young pair; None where it has none.
     formulas, facts: what it states about itself.
-    settings: what it can be set to. examples: values of its settings worth testing and reporting.
-    needs_label: whether the map is defined given a label, `map(scores, target)`.
+    settings: its settings. examples: values of them that are worth testing and reporting.
+    needs_label: whether the map depends on a label: `map(scores, target)`.
     sparse: whether the map gives exact zeros, so that a gradient can have few entries.
     takes: which targets it takes.
-    kernel: what its head computes, given its settings as keyword arguments. Of an exact member a
-        `manymax.engine.blocks.Kernel`, which turns blocks of scores into losses and gradients; of a quadratic one a
-        function from a call to the losses of its rows; of a sampled one a
+    kernel: a function from its settings, as keyword arguments, to what its head computes. For an exact member that is a
+        `manymax.engine.blocks.Kernel`, which turns blocks of scores into losses and gradients; for a quadratic one a
+        function from a call to the losses of its rows; for a sampled one a
         `manymax.engine.sampled_scores.DrawnKernel`, from scores and draws to the losses of the positives. A tree has
         none and brings a `head`.
-    check: raises where its settings, given as keyword arguments with `num_negatives`, do not go together.
-    head, head_function: its head as a module and as a function, where they are not built from its kernel.
     native: whether the native back end has its kernel.
-    ranking_key: given its settings, a function from scores to what classes are ranked by; None where that is the
-        scores.
+    check: a function that raises if its settings, given as keyword arguments with `num_negatives`, do not go together.
+    head, head_function: its head as a module and as a function, where they are not built from its kernel.
+    ranking_key: from its settings to a function from scores to the numbers that classes are ranked by; None where
+        those are the scores.
     unsharded: why its class vectors cannot be split over ranks; None where they can.
-    cost, traffic: what a step costs, and what its shards exchange.
-    path_length: of a tree, from the number of classes to the mean number of decisions that lead to one.
+    cost, traffic: what a step costs, and what ranks exchange.
+    path_length: for a tree, from the number of classes to the mean number of decisions that lead to one.
     theory: closed forms.
-    solvers: by name, other ways to train it than gradients.
+    solvers: by name, ways to train it that do not use gradients.
     """
 
     name: str
@@ -239,18 +255,18 @@ class Member:
     solvers: Mapping[str, Solver] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.class_name:
+        if not self.class_name:  # the dataclass is frozen, and would refuse an assignment
             object.__setattr__(self, "class_name", "".join(part.capitalize() for part in self.name.split("_")))
 
     def needed(self, name: str) -> Any:
-        """A field that somebody needs, such as "cost" or "theory.sharpest"; an error names it where it is left out."""
+        """The value of a field, such as "cost" or "theory.sharpest"; an error that names the field if it is None."""
         value = attrgetter(name)(self)
         if value is None:
-            raise ManymaxError(f"{self.name} has no `{name}`: its record must give this field.")
+            raise ManymaxError(f"{self.name} has no `{name}`: its entry in the family must give this field.")
         return value
 
     def setting(self, name: str) -> Setting:
-        """The setting of this name."""
+        """The setting of this name; an error if there is none."""
         for setting in self.settings:
             if setting.name == name:
                 return setting
@@ -263,13 +279,13 @@ class Member:
         return self.foundation(**settings)
 
     def omega(self, probs: Tensor, **settings: Any) -> Tensor:
-        """The regulariser Omega(p), one value per row."""
+        """The regulariser Omega(p) of probs (..., C), (...)."""
         return self.fenchel_young(**settings).omega(probs)
 
     def conjugate(self, scores: Tensor, **settings: Any) -> Tensor:
-        """Omega*(s), one value per row; its gradient is the map."""
+        """The conjugate Omega*(s) of scores (..., C), (...); its gradient is the map."""
         return self.fenchel_young(**settings).conjugate(scores)
 
     def bregman(self, probs: Tensor, other: Tensor, **settings: Any) -> Tensor:
-        """The Bregman divergence D(probs, other) of Omega, one value per row."""
+        """The Bregman divergence D(probs, other) of Omega, (...), of rows (..., C) on the simplex."""
         return self.fenchel_young(**settings).bregman(probs, other)

@@ -1,4 +1,4 @@
-"""The `nn.Module` form of a loss: settings and a call, nothing more."""
+"""The `nn.Module` form of a loss on given scores: it keeps the keywords and calls the function."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from manymax.engine.target import check_options
 
 
 class ExactLoss(nn.Module):
-    """Holds the options that every loss on all scores takes, under torch's names.
+    """Base class of modules of losses on all scores: keeps the keywords of the loss, under torch's names.
 
-    A subclass calls its function in `forward` with `**self.options()`.
+    A subclass calls its function in `forward` with `**self.options()`. Arguments are those of `softmax_loss`.
     """
 
     weight: Tensor | None
@@ -28,6 +28,7 @@ class ExactLoss(nn.Module):
     ) -> None:
         super().__init__()
         check_options(reduction, label_smoothing, multilabel)
+        # A buffer, as in torch's losses: it moves with `.to(device)` and is in the state dict; None is neither.
         self.register_buffer("weight", weight)
         self.ignore_index = ignore_index
         self.reduction = reduction
@@ -35,7 +36,7 @@ class ExactLoss(nn.Module):
         self.multilabel = multilabel
 
     def options(self) -> dict[str, Any]:
-        """The keyword arguments of the loss function."""
+        """The keyword arguments for the loss function; attributes may have been changed since construction."""
         return {
             "weight": self.weight,
             "ignore_index": self.ignore_index,

@@ -1,7 +1,7 @@
-"""What a head is told beside its tensors: how it computes, and the keywords that all heads share.
+"""What a head is told beside its tensors: the options of how it computes, and the keywords that all heads share.
 
-Both are read once, at the edge, into frozen objects that travel from there to the kernels. A keyword that is new is a
-field of `Keywords`: signatures, constructors and checks follow from it.
+Both are read and checked once, where a caller gives them, into frozen objects that travel from there to the kernels. A
+new keyword is a new field of `Keywords`: signatures, constructors and checks follow from it.
 """
 
 from __future__ import annotations
@@ -17,24 +17,27 @@ from torch import Tensor
 from manymax.engine.target import check_options, check_weight
 from manymax.errors import ArgumentError, ArgumentTypeError, check_choice, unknown_name
 
-PAD = 16  # rows of scores are padded to a multiple of this: an odd length costs a matmul dearly
+# Rows of scores are padded to a multiple of this many columns. An odd length costs a matmul dearly: padding took a
+# softmax step with C = 40,981 from 0.56 to 0.39 of the time of torch's own. It is also the size of the groups of
+# classes of which a top-k and the sparse maps look at the maximum first.
+PAD = 16
 
 
 @dataclass(frozen=True)
 class HeadOptions:
-    """Settings of a head that change its cost, never its meaning.
+    """How a head computes: options that change its time and memory, and its result by no more than rounding.
 
-    block_scores: scores held at a time. The number of rows of a block follows from it and from the number
-        of classes alone, so that a result is the same bit for bit on every run.
+    block_scores: the number of scores held at a time. The number of rows of a block follows from it and from the number
+        of classes alone, not from the machine, so that a result is the same bit for bit on every run.
     block_rows: rows of a block, if you want to set them yourself.
     matmul: "float32", or "bf16" for matmuls in bfloat16 with everything else in float32.
     sparse_grad: give `linear_weight` a gradient of the touched rows only (a sparse COO tensor).
-    retain_graph: keep the gradients for another backward; otherwise the first one frees them.
-    compiled: members with a native kernel run it on a CPU; it is compiled at its first use, which needs a C++
-        compiler. Results are the same but for rounding. Without effect on other members and devices.
+    retain_graph: keep the gradients for another backward; otherwise the first backward frees them.
+    compiled: members with a native kernel run it on a CPU. It is compiled at its first use, which needs a C++
+        compiler. Without effect on other members and devices.
     """
 
-    block_scores: int = 1 << 23
+    block_scores: int = 1 << 23  # 32 MB of float32
     block_rows: int | None = None
     matmul: str = "float32"
     sparse_grad: bool = False
@@ -42,9 +45,11 @@ class HeadOptions:
     compiled: bool = False
 
     def rows(self, num_classes: int) -> int:
-        """Rows of a block, a multiple of 64: every block reads all class vectors, which fewer rows would not repay."""
+        """Rows of a block over `num_classes` classes: `block_rows`, or a multiple of 64 from 64 to 1024."""
         if self.block_rows is not None:
             return self.block_rows
+        # Each block reads all class vectors, which fewer than 64 rows would not repay: beyond 2^17 classes a block is
+        # therefore larger than `block_scores`.
         return min(1024, max(64, self.block_scores // num_classes // 64 * 64))
 
 
@@ -54,12 +59,12 @@ ALL_OPTIONS = frozenset(f.name for f in fields(HeadOptions))
 
 
 def read_options(options: Options, honoured: frozenset[str] = ALL_OPTIONS, why: str = "") -> HeadOptions:
-    """Options from None, a mapping or `HeadOptions`; unknown keys, bad values and those without effect are refused.
+    """Options from None, a mapping or `HeadOptions`; unknown keys, bad values and options without effect are refused.
 
     Args:
-        options: as a user gives them.
-        honoured: the options that have an effect on a head; others must keep their default.
-        why: what the refusal of the others says.
+        options: as the caller gives them.
+        honoured: the options that have an effect on the head; others must keep their default.
+        why: why the others have no effect, for the error.
     """
     if options is None:
         return HeadOptions()
@@ -76,6 +81,7 @@ def read_options(options: Options, honoured: frozenset[str] = ALL_OPTIONS, why: 
         value = getattr(options, name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ArgumentError(f"`options.{name}` must be an integer of at least 1; got {value!r}.")
+    # An option that is silently ignored would be taken for one that works: `block_rows` of a sampled head, for example.
     for f in fields(HeadOptions):
         if f.name not in honoured and getattr(options, f.name) != f.default:
             raise ArgumentError(f"`options.{f.name}` has no effect on this head: {why}. Leave it out.")
@@ -84,9 +90,10 @@ def read_options(options: Options, honoured: frozenset[str] = ALL_OPTIONS, why: 
 
 @dataclass(frozen=True)
 class Keywords:
-    """The keywords that heads share, read and checked; their order is that of signatures.
+    """The keywords that heads share, read and checked. Signatures list them in the order of the fields.
 
-    shared, sparse_grad, generator: of heads that draw negatives.
+    shared, sparse_grad, generator: of heads that draw negatives: whether all rows share one draw, whether the gradient
+        of the class vectors is row-sparse, and the source of randomness.
     weight, reduction, ignore_index, label_smoothing, multilabel: as in `softmax_loss`.
     options: how the head computes.
     """
@@ -103,18 +110,19 @@ class Keywords:
 
     @classmethod
     def parameters(cls, names: Iterable[str]) -> list[inspect.Parameter]:
-        """The keywords of these names as parameters of a signature."""
+        """The keywords of these names as keyword-only parameters of a signature, in the order of the fields."""
         wanted, found = set(names), []
         for f in fields(cls):
             if f.name in wanted:
-                # users may leave options out, or give a mapping
+                # Callers may leave options out or give a mapping, which become HeadOptions when they are read.
                 default, annotation = (None, "Options") if f.name == "options" else (f.default, f.type)
                 kind = inspect.Parameter.KEYWORD_ONLY
                 found.append(inspect.Parameter(f.name, kind, default=default, annotation=annotation))
         return found
 
 
-# The keywords of a head by its kind: those that it has no meaning for are not in its signature.
+# The keywords of a head by its kind. A keyword without a meaning for a kind is not in its signature: an exact head
+# draws nothing, and label smoothing would make every class a positive of a sampled head, with negatives of its own.
 EXACT_KEYWORDS = ("weight", "reduction", "ignore_index", "label_smoothing", "multilabel", "options")
 SAMPLED_KEYWORDS = (
     *("shared", "sparse_grad", "generator", "weight", "reduction", "ignore_index", "multilabel", "options"),
@@ -124,10 +132,11 @@ SAMPLED_KEYWORDS = (
 def read_keywords(
     given: Mapping[str, Any], num_classes: int, honoured: frozenset[str] = ALL_OPTIONS, why: str = ""
 ) -> Keywords:
-    """The keywords of a call, checked; `honoured` and `why` as in `read_options`."""
+    """The keywords of a call over `num_classes` classes, checked; `honoured` and `why` as in `read_options`."""
     keywords = Keywords(**{**given, "options": read_options(given.get("options"), honoured, why)})
     check_options(keywords.reduction, keywords.label_smoothing, keywords.multilabel)
     check_weight(keywords.weight, num_classes)
+    # Sampled heads take it as a keyword and as an option; it means the same.
     if keywords.options.sparse_grad and not keywords.sparse_grad:
         keywords = replace(keywords, sparse_grad=True)
     return keywords

@@ -1,14 +1,15 @@
-"""The processes that share the work of a head, and which classes each of them holds.
+"""The processes (ranks) that share the work of a head, and which classes (shard) each of them holds.
 
 A kernel completes its sums over the classes of a row through `Ranks`. Here is the case of one process, for which every
 exchange is the identity; `manymax.distributed` has the case of many. A value is either local (every rank has a part of
-it) or shared (every rank has all of it, the same numbers). Two functions lead from one to the other, and each is the
-derivative of the other:
+it) or shared (every rank has all of it, the same numbers). Two functions lead from one to the other, and the backward
+of each is the other:
 
-    total    local to shared: sum over the ranks; the gradient of the sum is every part's gradient
-    spread   shared to local: nothing happens; the gradients of the uses on all ranks are added up
+    total    local to shared: the sum over the ranks; each part gets the gradient of the sum
+    spread   shared to local: the value stays as it is; the gradients of its uses on all ranks are summed
 
-A formula that is written with the two gives every rank the gradients of its own class vectors in full.
+A formula that is written with the two gives every rank the whole gradient of its own class vectors, and all ranks the
+same whole gradient of what they share, such as the queries.
 """
 
 from __future__ import annotations
@@ -20,34 +21,37 @@ from torch import Tensor
 
 
 class Ranks:
-    """This process alone: the identity of every exchange. `manymax.distributed.ProcessRanks` is for several."""
+    """One process alone: every exchange is the identity. `manymax.distributed.ProcessRanks` is for several.
 
-    rank: int = 0
-    size: int = 1
+    All ranks must make the same exchanges in the same order: one that leaves out an exchange lets the others wait.
+    """
+
+    rank: int = 0  # the number of this process
+    size: int = 1  # how many there are
 
     @property
     def alone(self) -> bool:
-        """Whether there is nobody to talk to, so that a kernel may take a shortcut."""
+        """Whether this is the only process, so that a kernel may take a shortcut that sees all classes of a row."""
         return self.size == 1
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum over the ranks, without derivative."""
-        return values.detach()
+        """The sum over the ranks, without derivative: for kernels, which compute their gradients themselves."""
+        return values.detach()  # also alone, so that nobody comes to rely on a gradient that other ranks would not get
 
     def maximum(self, values: Tensor) -> Tensor:
-        """The maximum over the ranks, without derivative; nan wins."""
+        """The maximum over the ranks, without derivative; nan if any rank has nan."""
         return values.detach()
 
     def total(self, values: Tensor) -> Tensor:
-        """The sum over the ranks of a local value, which makes it a shared one."""
+        """The sum over the ranks of a local value, which makes it a shared one; with derivative."""
         return values
 
     def spread(self, values: Tensor) -> Tensor:
-        """A shared value for local use."""
+        """A shared value for use with the classes of this rank; with derivative, the sum over the ranks."""
         return values
 
     def first(self, values: Tensor) -> Tensor:
-        """What the first rank has, of the same shape and dtype on every rank."""
+        """The values of the first rank on every rank; shape and dtype must be the same on all."""
         return values
 
 
@@ -56,7 +60,10 @@ ALONE = Ranks()
 
 @dataclass(frozen=True)
 class Shards:
-    """Contiguous classes for each rank: rank r holds `sizes[r]` classes, from where rank r - 1 ends."""
+    """Which classes each rank holds: rank r has `sizes[r]` contiguous ones, beginning where those of rank r - 1 end.
+
+    Contiguous, so that a global id becomes a local one by a subtraction, and a shard is a slice of rows.
+    """
 
     sizes: tuple[int, ...]
     ranks: Ranks = field(default=ALONE)
@@ -68,7 +75,7 @@ class Shards:
 
     @property
     def size(self) -> int:
-        """Classes of this rank."""
+        """The number of classes of this rank."""
         return self.sizes[self.ranks.rank]
 
     @property
@@ -78,15 +85,18 @@ class Shards:
 
     @property
     def span(self) -> slice:
-        """The classes of this rank."""
+        """The classes of this rank, as a slice of all classes."""
         return slice(self.start, self.start + self.size)
 
     def inside(self, ids: Tensor) -> Tensor:
-        """Which ids this rank holds."""
+        """Which of the ids (global, of any shape) this rank holds, as a bool tensor of that shape."""
         return (ids >= self.start) & (ids < self.start + self.size)
 
     def local(self, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Listed classes as this rank numbers them: those of other ranks become class 0 with weight 0."""
+        """Listed classes as this rank numbers them; those of other ranks become class 0 with weight 0.
+
+        Class 0 is as good as any: with weight 0 it adds nothing, and shapes are the same on all ranks.
+        """
         if self.ranks.alone:
             return ids, weights
         inside = self.inside(ids)
@@ -94,5 +104,9 @@ class Shards:
 
 
 def columns(*values: Tensor) -> Tensor:
-    """(n, values), in float64: sums of many numbers travel exactly enough for every dtype."""
+    """The values, (n,) each, as columns of one float64 tensor (n, number of values), to be summed over the ranks.
+
+    One exchange for all of them, because an exchange costs mostly its latency. In float64, so that the order in which
+    ranks are added up does not show in float32 results.
+    """
     return torch.stack([value.double() for value in values], 1)

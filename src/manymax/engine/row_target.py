@@ -1,4 +1,4 @@
-"""The target of a head, cut into blocks of rows; and pairs grouped by their query."""
+"""The target of a head as its blocks of rows and its shards of classes need it; and pairs grouped by their query."""
 
 from __future__ import annotations
 
@@ -15,12 +15,18 @@ from manymax.ops.checks import visible
 
 @dataclass(frozen=True)
 class RowTarget:
-    """Target weights t of some rows, over listed or all classes, smoothing and class weights included.
+    """The target weights t of some rows, with label smoothing and class weights.
 
-    ids: (n, P) or None; weights: (n, P) or (n, C), already times (1 - smoothing).
-    share: (n,) what smoothing gives to each live class, times `class_weight` (C,); None without smoothing.
-    total: (n,) sum_i t_i.
-    coefficient: (n,) factor of each row's gradient, or None if no gradient is wanted.
+    t is kept in two parts, because smoothing gives every class a weight and would fill an (n, C) table:
+
+        t_c = sum of the weights listed for c + share class_weight_c
+
+    ids: (n, P) listed classes, or None where `weights` covers all classes in order.
+    weights: (n, P) or (n, C), already times (1 - smoothing).
+    share: (n,) what smoothing gives to each live class, before its class weight; None without smoothing.
+    class_weight: (C,) class weights, 0 of masked classes; None without smoothing.
+    total: (n,) sum_i t_i over the classes of all ranks.
+    coefficient: (n,) factor of each row's loss in the result, and so of its gradient; None if no gradient is wanted.
     """
 
     ids: Tensor | None
@@ -31,6 +37,8 @@ class RowTarget:
     coefficient: Tensor | None
 
     def __getitem__(self, rows: slice | Tensor) -> RowTarget:
+        """The target of some of the rows."""
+
         def cut(x: Tensor | None) -> Tensor | None:
             return None if x is None else x[rows]
 
@@ -38,14 +46,14 @@ class RowTarget:
             cut(self.ids),
             self.weights[rows],
             cut(self.share),
-            self.class_weight,
+            self.class_weight,  # of the classes, the same for all rows
             self.total[rows],
             cut(self.coefficient),
         )
 
     @property
     def factor(self) -> Tensor:
-        """The coefficient, where gradients are wanted."""
+        """The coefficient, in code that only runs where gradients are wanted."""
         if self.coefficient is None:
             raise ManymaxError("a gradient was asked for where none is wanted")
         return self.coefficient
@@ -53,33 +61,51 @@ class RowTarget:
     @property
     def row_coefficient(self) -> Tensor:
         """coefficient x total, (n,): the factor of map - t / total."""
+        # The gradient total p - t is kept as p - t / total, so that a kernel writes probabilities as they are, and the
+        # factor joins the row coefficient, which never goes on the table.
         return self.factor * self.total
 
     def pick(self, table: Tensor) -> Tensor:
-        """The listed entries of a table (n, C'), (n, P), or its columns of real classes, (n, C)."""
+        """The entries of a table (n, C') at the listed classes, (n, P); without ids its columns of classes, (n, C)."""
         return table.gather(1, self.ids) if self.ids is not None else table[:, : self.weights.shape[1]]
 
     def inner(self, picked: Tensor, offset: Tensor, spread: Tensor | None) -> Tensor:
-        """sum_i t_i (v_i - offset), (n,), from the picked values and sum_c class_weight_c v_c (n,)."""
+        """sum_i t_i (v_i - offset) over the classes of this rank, (n,), without a table of the values v.
+
+        Args:
+            picked: (n, P) or (n, C), the values of the listed classes, as `pick` gives them.
+            offset: (n, 1), the row maximum for example.
+            spread: (n,) float64, sum_c class_weight_c v_c, for the part of smoothing.
+        """
+        # The difference before the product, so that a common offset of the scores costs no digits; where there is no
+        # weight the value may be -inf.
         value = (self.weights * torch.where(self.weights != 0, picked - offset, 0)).sum(1)
         if self.share is None or self.class_weight is None or spread is None:
             return value
-        rest = spread.double() - self.class_weight.sum(dtype=torch.float64) * offset.squeeze(1).double()
-        return value + self.share * rest.to(value.dtype)
+        # sum_c class_weight_c (v_c - offset) as a difference of two sums, each of them up to C times the offset: it
+        # cancels, and needs float64.
+        smoothing_part = spread.double() - self.class_weight.sum(dtype=torch.float64) * offset.squeeze(1).double()
+        return value + self.share * smoothing_part.to(value.dtype)
 
     def subtract_(self, table: Tensor, factor: Tensor | None = None, divisor: Tensor | None = None) -> None:
-        """table -= t / total, times `factor` (n, C') and over `divisor` (n, C') if given, in place."""
-        scale = 1 / torch.where(self.total != 0, self.total, 1).unsqueeze(1)
+        """table -= t / total x factor / divisor, in place.
+
+        Args:
+            table: (n, C'), probabilities that become the gradient.
+            factor, divisor: (n, C') each, or None for 1; for maps whose gradient is not p - t.
+        """
+        scale = 1 / torch.where(self.total != 0, self.total, 1).unsqueeze(1)  # a row without a positive subtracts 0
         weights = -self.weights * scale
         if factor is not None:
             weights = weights * self.pick(factor)
         if divisor is not None:
             weights = (weights / self.pick(divisor)).to(table.dtype)
         if self.ids is not None:
-            table.scatter_add_(1, self.ids, weights)
+            table.scatter_add_(1, self.ids, weights)  # padding adds 0 to class 0
         else:
             table[:, : weights.shape[1]] += weights
         if self.share is not None and self.class_weight is not None:
+            # Every class gets a part; no column of padding does, which has no class weight.
             spread = (self.share.unsqueeze(1) * scale) * self.class_weight
             columns = table[:, : spread.shape[1]]
             if factor is not None:
@@ -90,17 +116,19 @@ class RowTarget:
 def row_target(
     read: Target, weight: Tensor | None, live: Tensor | None, shards: Shards, label_smoothing: float
 ) -> RowTarget:
-    """The weights t of the classes that this rank holds, with the totals of all of them.
+    """The weights t of the classes that this rank holds, with totals over the classes of all ranks.
+
+    With smoothing the ranks exchange two numbers: how many classes are alive, and the sum of their class weights.
 
     Args:
         read: the target over all classes, (N, ...).
-        weight: (C,) class weights.
+        weight: (C,) class weights of all classes.
         live: (classes of this rank,) which are not masked, or None where all are known to be alive.
         shards: which classes this rank holds.
         label_smoothing: as in the head.
     """
     weights = (1 - label_smoothing) * read.weights if label_smoothing > 0 else read.weights
-    total = weights.sum(1)
+    total = weights.sum(1)  # before the cut into shards: every rank has the whole target
     ids, share, class_weight = read.ids, None, None
     if ids is not None:
         ids, weights = shards.local(ids, weights)
@@ -108,10 +136,10 @@ def row_target(
         weights = weights[:, shards.span]
     if label_smoothing > 0:
         class_weight = weights.new_ones(shards.size) if weight is None else weight[shards.span].to(weights.dtype)
-        # in float64: a count of many classes is not exact in float32
+        # In float64: a sum in float32 is not an exact count beyond 2^24 classes.
         count = weights.new_full((), shards.size, dtype=torch.float64)
         if live is not None:
-            class_weight, count = class_weight * live, live.sum().double()
+            class_weight, count = class_weight * live, live.sum().double()  # a masked class gets no share
         count, mass = shards.ranks.sum(torch.stack([count, class_weight.sum().double()])).to(weights.dtype)
         share = label_smoothing * read.count / count
         total = total + share * mass
@@ -123,11 +151,12 @@ def live_classes(linear_bias: Tensor | None) -> Tensor | None:
     if linear_bias is None:
         return None
     live = linear_bias > -torch.inf
+    # None is the usual case and spares work later. On a GPU `all` would make the host wait: the mask is kept there.
     return None if visible(live) and bool(live.all()) else live
 
 
 def check_live(read: Target, live: Tensor | None, shards: Shards) -> None:
-    """Raise if a positive that this rank holds is masked."""
+    """Raise if a positive that this rank holds is masked, where its loss would be infinite."""
     if live is None or not visible(live):
         return
     if read.ids is None:
@@ -140,26 +169,29 @@ def check_live(read: Target, live: Tensor | None, shards: Shards) -> None:
 
 
 def listed(read: Target) -> Target:
-    """Bool rows as padded ids, for a member that must know which positive it is about."""
+    """The target with rows over all classes as padded ids (N, P), P the largest number of positives of a row."""
     if read.ids is not None:
         return read
     present = read.weights != 0
     width = max(1, int(present.sum(1).max())) if len(present) else 1
+    # The topk of a 0/1 row lists its positives first. Rows with fewer are filled up with classes of weight 0.
     ids = present.to(torch.uint8).topk(width, dim=1).indices
     return replace(read, ids=ids, weights=read.weights.gather(1, ids))
 
 
 def group_pairs(rows: Tensor, target: Tensor) -> tuple[Tensor, Target]:
-    """Group (row, class) pairs by row, so that each row of scores is computed once.
+    """Group (row, class) pairs by row, so that the scores of each row are computed once for all of its classes.
 
-    The loss of the groups equals the loss of the pairs, repeated pairs counted as often as they occur.
+    The loss of the groups equals the loss of the pairs; a pair that occurs several times counts as often. Measured on
+    30,000 users with 27 pairs each and C = 40,981: an epoch of softmax over users is 22 times as fast as one over
+    pairs.
 
     Args:
         rows: (M,) ids of the queries, for example users.
         target: (M,) class ids, one positive per pair.
 
     Returns:
-        The distinct rows (G,), and a target for a head called with one query for each of them.
+        The distinct rows (G,), sorted, and a target for a head that is called with one query for each of them.
 
     Example:
         >>> import torch, manymax
@@ -179,14 +211,16 @@ def group_pairs(rows: Tensor, target: Tensor) -> tuple[Tensor, Target]:
         raise ArgumentError(
             f"`rows` and `target` must be 1-D and equally long; got {tuple(rows.shape)} and {tuple(target.shape)}."
         )
-    # one number a pair: sorting numbers is many times faster than sorting columns
+    # Each pair becomes one number, group x span + class, because sorting numbers is many times faster than sorting
+    # pairs. Groups and not rows, and classes from the smallest on, so that the numbers stay far from overflow.
     groups, row = rows.long().unique(return_inverse=True)
     low, high = torch.aminmax(target.long()) if len(target) else (0, 0)
     pairs, times = (row * (high - low + 1) + (target.long() - low)).unique(return_counts=True)
     row, classes = pairs // (high - low + 1), pairs % (high - low + 1) + low
-    sizes = row.bincount(minlength=len(groups))
+    sizes = row.bincount(minlength=len(groups))  # of the groups; `unique` left the pairs sorted by group
     width = int(sizes.max()) if len(sizes) else 1
     column = torch.arange(len(row), device=rows.device) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
+    # Padding is class 0 with weight 0, which adds nothing; a class that occurs n times has weight n.
     ids = torch.zeros(len(groups), width, dtype=torch.long, device=rows.device)
     weights = torch.zeros(len(groups), width, device=rows.device)
     ids[row, column], weights[row, column] = classes, times.to(weights.dtype)

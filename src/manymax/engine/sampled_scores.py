@@ -1,4 +1,4 @@
-"""What the losses on sampled scores share: one positive and k negatives per row, on one rank or on many."""
+"""What the losses on sampled scores share: reading and checking one positive and k negatives per row."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from manymax.engine.ranks import ALONE, Ranks
 from manymax.errors import ArgumentError, ArgumentTypeError, check_choice
 from manymax.ops.checks import visible, working
 
+# What to do with a negative that equals the positive: count it as a draw like any other, or leave it out.
 HIT_POLICIES = ("keep", "mask")
 
 
@@ -19,11 +20,13 @@ HIT_POLICIES = ("keep", "mask")
 class SampledScores:
     """Sampled scores that have been read and checked, in the dtype of the arithmetic.
 
-    positive: (...) scores of the positives; negative: (..., K) scores of the negatives, -inf where masked.
-    log_q_positive: (...), log_q_negative: (..., K), 0 where they were not given.
-    num_negatives: k, the number of negatives drawn, masked ones included; on one rank that is K.
-    ranks: complete sums over the negatives; positives are known to all of them.
-    own: (..., K) which of the negatives this rank holds, masked ones included; None for all of them.
+    positive: (...) scores of the positives, known to all ranks.
+    negative: (..., K) scores of the negatives that this rank holds, -inf where masked.
+    log_q_positive: (...), log_q_negative: (..., K): log q, 0 where it was not given.
+    num_negatives: k, the number of negatives drawn on all ranks, masked ones included; on one rank that is K. Masked
+        draws count, because the estimate is a mean over draws.
+    ranks: complete sums over the negatives.
+    own: (..., K) False in columns that fill up the rows of this rank and are no draws; None where there are none.
     """
 
     positive: Tensor
@@ -37,11 +40,11 @@ class SampledScores:
 
 @dataclass(frozen=True)
 class DrawnKernel:
-    """What a sampled member does in its head, made for one call.
+    """What a sampled member computes in its head, made for one call.
 
     rows: from sampled scores to the losses of the positives, (...).
-    masks_hits: whether negatives that hit the positive are masked.
-    needs_log_q: the setting that needs a proposal that is known, or None.
+    masks_hits: whether negatives that equal the positive are masked.
+    needs_log_q: the name of a setting that makes no sense without the log q of the sampler, for the error; or None.
     """
 
     rows: Callable[[SampledScores], Tensor]
@@ -57,7 +60,18 @@ def read_sample(
     hits: Tensor | None,
     hit_policy: str,
 ) -> tuple[SampledScores, torch.dtype]:
-    """Check sampled scores against each other and broadcast them to (...) and (..., k); with the result's dtype."""
+    """Check sampled scores against each other and broadcast them to (...) and (..., k).
+
+    Args:
+        positive: (...) scores of the positives.
+        negative: (..., k) scores of the negatives, or a shape that broadcasts to it.
+        log_q_positive, log_q_negative: numbers or tensors of these shapes, or None.
+        hits: (..., k) bool, True where a negative equals the positive, or None.
+        hit_policy: "keep" or "mask".
+
+    Returns:
+        The sampled scores, and the dtype of the result.
+    """
     check_choice("hit_policy", hit_policy, HIT_POLICIES)
     for name, scores in (("positive", positive), ("negative", negative)):
         if not isinstance(scores, Tensor) or not scores.is_floating_point():
@@ -67,11 +81,13 @@ def read_sample(
         raise ArgumentError(
             f"`negative` must be (..., k) with at least 1 negative (k = 0 has no log k); got {tuple(negative.shape)}."
         )
+    # The positives decide about shape and dtype: there is one loss for each of them.
     pos, dtype = working(positive)
     neg = working(negative)[0].to(pos.dtype)
     shape = (*pos.shape, negative.shape[-1])
     neg = _expand("negative", neg, shape)
     check_values(pos, neg)
+    # -inf, the score of a masked class: exp of it is 0, so that every loss leaves it out without another case.
     masked = _read_hits(hits, hit_policy, shape)
     sample = SampledScores(
         pos,
@@ -85,7 +101,8 @@ def read_sample(
 
 
 def check_values(positive: Tensor, negative: Tensor) -> None:
-    """Raise where a positive is masked, or a score is no number."""
+    """Raise if a positive is masked (-inf), or if a score is nan or +inf."""
+    # Without values there is nothing to look at; on a GPU looking would make the host wait for it.
     if not visible(positive, negative) or not positive.numel():
         return
     if not positive.isfinite().all():
@@ -93,7 +110,8 @@ def check_values(positive: Tensor, negative: Tensor) -> None:
             f"`positive` must hold finite scores: a masked class cannot be a positive; got"
             f" {positive[~positive.isfinite()][0].item()}."
         )
-    highest = negative.amax(-1)  # shows nan and +inf
+    # Both show in the maximum of a row, of which there are k times fewer to look at.
+    highest = negative.amax(-1)
     if not (highest < torch.inf).all():
         raise ArgumentError(
             f"`negative` must hold finite scores, or -inf to mask one; got {highest[~(highest < torch.inf)][0].item()}."
@@ -108,6 +126,7 @@ def read_number(name: str, value: Tensor | float, like: Tensor, shape: tuple[int
 
 
 def _expand(name: str, value: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """`value` broadcast to `shape`, without a copy."""
     try:
         return value.expand(shape)
     except RuntimeError:
@@ -126,7 +145,7 @@ def read_log_q(name: str, log_q: Tensor | float | None, like: Tensor, shape: tup
 
 
 def _read_hits(hits: Tensor | None, hit_policy: str, shape: tuple[int, ...]) -> Tensor | None:
-    """(..., k), True where a negative must be masked, or None where none must."""
+    """(..., k), True where a negative must be masked; None if none must."""
     if hits is not None and (not isinstance(hits, Tensor) or hits.dtype != torch.bool):
         kind = hits.dtype if isinstance(hits, Tensor) else type(hits).__name__
         raise ArgumentTypeError(f"`hits` must be a bool tensor, True where a negative equals the positive; got {kind}.")
@@ -135,5 +154,5 @@ def _read_hits(hits: Tensor | None, hit_policy: str, shape: tuple[int, ...]) -> 
             "`hits` is needed to mask accidental hits: pass `negative_ids == target.unsqueeze(-1)`, or"
             " `hit_policy='keep'`."
         )
-    masked = None if hits is None else _expand("hits", hits, shape)
+    masked = None if hits is None else _expand("hits", hits, shape)  # a wrong shape is refused under both policies
     return masked if hit_policy == "mask" else None

@@ -37,8 +37,8 @@ class SelectedScores(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         input, linear_weight, rows, ids = ctx.saved_tensors
         wants = ctx.needs_input_grad[:2]
-        # The same rule as in the forward, from sizes alone: the same way in every run. A table gives a dense gradient of
-        # w, so that it is no choice where a sparse one is asked for.
+        # The same rule as in the forward, from sizes alone: the same way in every run. A table gives a dense gradient
+        # of w, so that it is no choice where a sparse one is asked for.
         if not ctx.sparse_grad and table_is_cheaper(len(input), len(linear_weight), ids.numel()):
             return *_from_table(input, linear_weight, rows, ids, grad, wants), None, None, None
         grad_input = grad_weight = None
@@ -87,7 +87,7 @@ def sum_by_class(
 
 
 class SharedRows(torch.autograd.Function):
-    """The class vectors w[ids], (k, d), of negatives that all rows share, ids (k,); row-sparse gradient if asked for."""
+    """The class vectors w[ids], (k, d), of negatives that all rows share; row-sparse gradient if asked for."""
 
     @staticmethod
     def forward(ctx: Any, linear_weight: Tensor, ids: Tensor, sparse_grad: bool) -> Tensor:

@@ -1,4 +1,4 @@
-"""Targets and reduction, once for all members.
+"""Reading targets in all their forms, and the loss of a row from single-label losses; once for all members.
 
 A member has single-label losses l(i, s). A target gives every class a weight t_i, and the loss of
 a row is sum_i t_i l(i, s):
@@ -8,9 +8,11 @@ a row is sum_i t_i l(i, s):
     bool rows (..., C)       t = the 0/1 row
     float rows (..., C)      t = the row, which sums to 1
 
-Label smoothing spreads its share evenly over the live classes (those whose score is not -inf),
-once for every positive, and class weights multiply t, both as in
+Label smoothing takes a share of the weight of every positive and spreads it evenly over the live
+classes (those whose score is not -inf). Class weights multiply t. Both are as in
 `torch.nn.functional.cross_entropy`.
+
+With several positives, "sum" is the loss above, and "normalized" is the loss at t / |t|, |t| = sum_i t_i.
 """
 
 from __future__ import annotations
@@ -30,12 +32,12 @@ MULTILABEL = ("sum", "normalized")
 
 @dataclass(frozen=True)
 class Target:
-    """A target that has been read and checked.
+    """A target that has been read and checked: listed positives, or a weight for every class.
 
-    ids: (..., P) classes, or None where `weights` covers all classes in order.
-    weights: (..., P) or (..., C), the class weight of each positive, 0 where there is none.
-    count: (...) number of positives of each row, as smoothing counts them.
-    divisor: (...) what each row adds to the denominator of the mean.
+    ids: (..., P) classes of the positives, or None where `weights` covers all classes in order.
+    weights: (..., P) or (..., C), the weight of each positive, class weights included; 0 where there is no positive.
+    count: (...) the number of positives of each row, class weights not included, which label smoothing needs.
+    divisor: (...) what each row adds to the denominator of a mean.
     """
 
     ids: Tensor | None
@@ -47,8 +49,9 @@ class Target:
         """sum_i weights_i (values_i - offset), (...), where values is (..., C) and offset (..., 1)."""
         if self.ids is not None:
             values = values.gather(-1, self.ids)
+        # Only where there is a weight: 0 x (-inf), of a masked class or of padding that points at one, would be nan.
         difference, counts = values - offset, self.weights != 0
-        if learned(self.weights):  # a weight of 0 has a gradient too, unless its class is masked
+        if learned(self.weights):  # the gradient in a weight of 0 is its value, unless its class is masked
             counts = counts | difference.isfinite()
         return (self.weights * torch.where(counts, difference, 0)).sum(-1)
 
@@ -56,11 +59,15 @@ class Target:
         """The weights over all classes, (..., C)."""
         if self.ids is None:
             return self.weights
+        # Added and not assigned: padding points at class 0 with weight 0, which may be a positive as well.
         return self.weights.new_zeros(*self.ids.shape[:-1], num_classes).scatter_add(-1, self.ids, self.weights)
 
 
 class Form(NamedTuple):
-    """The shape (..., C), dtype and device of scores: all that reading a target asks of them."""
+    """The shape (..., C), dtype and device of scores: all that reading a target needs to know of them.
+
+    A head has no tensor of all scores, and gives this instead.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -68,12 +75,12 @@ class Form(NamedTuple):
 
     @classmethod
     def of(cls, scores: Tensor) -> Form:
-        """Of a tensor of scores."""
+        """The form of a tensor of scores."""
         return cls(tuple(scores.shape), scores.dtype, scores.device)
 
     @property
     def batch(self) -> tuple[int, ...]:
-        """The shape of the rows."""
+        """The shape of the rows, (...)."""
         return self.shape[:-1]
 
     @property
@@ -93,7 +100,15 @@ def check_options(reduction: str, label_smoothing: float, multilabel: str) -> No
 def read_target(
     form: Form, target: Tensor | Target, weight: Tensor | None, ignore_index: int | None, multilabel: str = "sum"
 ) -> Target:
-    """Check `target` against scores of a form (..., C) and bring it into one form; a grouped one has it already."""
+    """Check a target against scores of shape (..., C) and bring it into one form.
+
+    Args:
+        form: of the scores.
+        target: ids (...), padded ids (..., P), bool or float rows (..., C), or a `Target` that `group_pairs` returned.
+        weight: (C,) class weights, or None.
+        ignore_index: the id that is no positive; None for -100.
+        multilabel: "sum" or "normalized", which decides about the divisor of a mean.
+    """
     if isinstance(target, Target):
         return _read_grouped(form, target, _read_weight(form, weight), multilabel)
     if not isinstance(target, Tensor):
@@ -105,11 +120,12 @@ def read_target(
     class_weight = _read_weight(form, weight)
     if rowwise:
         return _read_rows(form, target, class_weight, multilabel)
-    ignored = -100 if ignore_index is None else ignore_index  # None as in torch's linear_cross_entropy
+    ignored = -100 if ignore_index is None else ignore_index  # torch's linear_cross_entropy takes None too
     return _read_ids(form, target, class_weight, ignored, multilabel)
 
 
 def _read_grouped(form: Form, target: Target, weight: Tensor | None, multilabel: str) -> Target:
+    """A target that `group_pairs` made: checked against the scores, in their dtype, with the class weights."""
     if target.ids is None or tuple(target.ids.shape[:-1]) != form.batch:
         raise ArgumentError("`target` was grouped for another number of rows than `input` has.")
     ids, classes = target.ids, form.num_classes
@@ -123,7 +139,7 @@ def _read_grouped(form: Form, target: Target, weight: Tensor | None, multilabel:
 
 
 def check_weight(weight: Tensor | None, num_classes: int) -> Tensor | None:
-    """The class weights, if they are one for each class."""
+    """The class weights as they are; raises unless they are None or a float tensor (num_classes,)."""
     if weight is None:
         return None
     if not isinstance(weight, Tensor) or not weight.is_floating_point():
@@ -135,11 +151,13 @@ def check_weight(weight: Tensor | None, num_classes: int) -> Tensor | None:
 
 
 def _read_weight(form: Form, weight: Tensor | None) -> Tensor | None:
+    """The class weights, checked, in the dtype of the arithmetic."""
     checked = check_weight(weight, form.num_classes)
     return None if checked is None else checked.to(form.dtype)
 
 
 def _check_shape(form: Form, target: Tensor, rowwise: bool) -> None:
+    """Raise unless the shape of a target fits: rows (..., C), or ids (...) or (..., P)."""
     batch, shape = form.batch, tuple(target.shape)
     if rowwise:
         fits, expected = shape == form.shape, f"the shape of `scores`, {form.shape}"
@@ -149,6 +167,7 @@ def _check_shape(form: Form, target: Tensor, rowwise: bool) -> None:
     if fits:
         return
     hint = ""
+    # torch.nn.functional.cross_entropy wants scores (N, C, ...) and ids (N, ...): the likely reason for such shapes.
     if len(form.shape) > 2 and shape == form.shape[:1] + form.shape[2:]:
         hint = (
             " The shape fits torch's layout with the classes in dimension 1; here they are last:"
@@ -159,6 +178,7 @@ def _check_shape(form: Form, target: Tensor, rowwise: bool) -> None:
 
 
 def _read_rows(form: Form, target: Tensor, weight: Tensor | None, multilabel: str) -> Target:
+    """The target of bool or float rows (..., C)."""
     rows = target.to(form.dtype)
     total = rows.sum(-1)
     if target.is_floating_point():
@@ -166,14 +186,16 @@ def _read_rows(form: Form, target: Tensor, weight: Tensor | None, multilabel: st
     weights = rows if weight is None else rows * weight
     present = (total > 0).to(form.dtype)
     if target.is_floating_point():
+        # A distribution counts as one positive, and a mean divides by the rows, not by class weights; as in torch.
         return Target(None, weights, present, present)
     return Target(None, weights, total, weights.sum(-1) if multilabel == "sum" else present)
 
 
 def _check_distribution(rows: Tensor, total: Tensor, dtype: torch.dtype) -> None:
+    """Raise unless float rows are non-negative and sum to 1, or to 0."""
     if not visible(total):
         return
-    # a sum of C rounded entries; half precision rows are as good as their rounding
+    # The sum of C rounded entries is not exactly 1; rows in half precision are as good as their rounding.
     slack = max(1e-3, 8 * torch.finfo(dtype).eps)
     wrong = ~(((total - 1).abs() <= slack) | (total == 0)) | (rows < 0).any(-1)
     if wrong.any():
@@ -185,18 +207,20 @@ def _check_distribution(rows: Tensor, total: Tensor, dtype: torch.dtype) -> None
 
 
 def _read_ids(form: Form, target: Tensor, weight: Tensor | None, ignore_index: int, multilabel: str) -> Target:
+    """The target of ids (...), one per row, or (..., P), several with padding."""
     ids = target.long()
-    if tuple(target.shape) == (*form.batch, 0):  # as good as padding alone
+    if tuple(target.shape) == (*form.batch, 0):  # no column at all: the same as one of padding
         ids = ids.new_full((*form.batch, 1), ignore_index)
     if target.ndim == len(form.shape):
         _check_not_many_hot(form, target)
-        ids = ids.sort(-1).values  # repeated ids, which count once, are now neighbours
+        ids = ids.sort(-1).values  # several ids are a set: repeated ones count once, and are neighbours now
         repeated = torch.cat([torch.zeros_like(ids[..., :1], dtype=torch.bool), ids[..., 1:] == ids[..., :-1]], -1)
         positive = (ids != ignore_index) & ~repeated
     else:
         ids = ids.unsqueeze(-1)
         positive = ids != ignore_index
     _check_range(ids, positive, form.num_classes, ignore_index)
+    # -100 cannot be gathered: what is no positive becomes class 0 with weight 0, whatever its score is.
     ids = torch.where(positive, ids, 0)
     ones = positive.to(form.dtype)
     weights = ones if weight is None else ones * weight[ids]
@@ -205,7 +229,10 @@ def _read_ids(form: Form, target: Tensor, weight: Tensor | None, ignore_index: i
 
 
 def _check_not_many_hot(form: Form, target: Tensor) -> None:
-    """Integer rows of C zeros and ones are a many-hot row with the wrong dtype, not C ids."""
+    """Refuse integer rows of C zeros and ones: a many-hot row with the wrong dtype, not C ids.
+
+    Read as ids they would silently mean the classes 0 and 1. With two classes they can be meant as ids.
+    """
     if tuple(target.shape) != form.shape or form.num_classes <= 2 or not target.numel() or not visible(target):
         return
     if bool(((target == 0) | (target == 1)).all()):
@@ -216,6 +243,7 @@ def _check_not_many_hot(form: Form, target: Tensor) -> None:
 
 
 def _check_range(ids: Tensor, positive: Tensor, num_classes: int, ignore_index: int) -> None:
+    """Raise if the id of a positive is no class."""
     if not visible(ids):
         return
     outside = positive & ((ids < 0) | (ids >= num_classes))
@@ -227,7 +255,7 @@ def _check_range(ids: Tensor, positive: Tensor, num_classes: int, ignore_index: 
 
 
 def check_positives(inner: Tensor) -> None:
-    """Raise if sum_i t_i s_i shows that a positive is masked."""
+    """Raise if sum_i t_i s_i, (...), is infinite, which shows that a positive is masked."""
     if visible(inner) and (inner.abs() == torch.inf).any():
         raise ArgumentError("`target` names a class whose score is -inf: a masked class cannot be a positive.")
 
@@ -246,8 +274,8 @@ def row_losses(
         partition: (...) the part of l(i, s) that does not depend on i.
         values: (..., C), the part that does; -inf at masked classes.
         target, weight, label_smoothing: as read.
-        offset: (..., 1), subtracted from every value before they are summed: a shift of the scores
-            that would cost digits if it were summed with them.
+        offset: (..., 1), subtracted from every value before they are summed, for example the row maximum. Scores
+            around 10^6 have no digits left for the loss in float32; their differences have.
 
     Returns:
         The losses and the total weights sum_i t_i, both (...).
@@ -256,13 +284,14 @@ def row_losses(
     check_positives(inner)
     if label_smoothing > 0:
         spread = _smoothing_weights(values, target, weight, label_smoothing)
+        # Masked classes have no share: `where` keeps 0 x -inf, which is nan, out of the sum.
         inner = (1 - label_smoothing) * inner + (spread * torch.where(values > -torch.inf, values - offset, 0)).sum(-1)
         total = (1 - label_smoothing) * total + spread.sum(-1)
     return total * partition - inner, total
 
 
 def normalized_weights(values: Tensor, target: Target, weight: Tensor | None, label_smoothing: float) -> Tensor:
-    """t / |t| over the listed classes (..., P), or over all classes (..., C) if smoothing fills them."""
+    """t / |t|: (..., P) over the listed classes, or (..., C) over all of them if smoothing gives each a weight."""
     weights = target.weights
     if label_smoothing > 0:
         weights = (1 - label_smoothing) * target.dense(values.shape[-1])
@@ -272,7 +301,9 @@ def normalized_weights(values: Tensor, target: Target, weight: Tensor | None, la
 
 
 def _smoothing_weights(values: Tensor, target: Target, weight: Tensor | None, label_smoothing: float) -> Tensor:
-    """What smoothing adds to t, (..., C): an equal share of every positive for every live class."""
+    """What label smoothing adds to t, (..., C): for every positive an equal share to every live class."""
+    # The share is divided by the number of live classes and not by C: a masked class has p = 0, and a weight on it
+    # would make the loss infinite.
     live = (values > -torch.inf).to(target.weights.dtype)
     share = label_smoothing * target.count / live.sum(-1)
     return share.unsqueeze(-1) * (live if weight is None else live * weight.to(live.dtype))
