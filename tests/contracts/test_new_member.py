@@ -131,7 +131,7 @@ def test_the_contracts_of_losses_and_heads_hold_it_to_what_it_says() -> None:
 def test_a_record_without_a_field_names_it_where_it_is_needed() -> None:
     for field, needed in (("kernel", head_function), ("kernel", head_class)):
         bare: Member = replace(MEMBER, name="bare", **{field: None})
-        with pytest.raises(ManymaxError, match=f"bare has no `{field}`: its record must give this field"):
+        with pytest.raises(ManymaxError, match=f"bare has no `{field}`: its entry must give this field"):
             needed(bare)
     bare = replace(MEMBER, name="bare", cost=None)
     with FAMILY.extended(bare), pytest.raises(ManymaxError, match="bare has no `cost`"):

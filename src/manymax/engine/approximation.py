@@ -1,7 +1,7 @@
-"""What an approximation of the baseline loss states of itself: bias and variance on given scores, for every label.
+"""How a member states its bias and variance as an approximation of the baseline loss, on given scores, per label.
 
-Definitions of bias, variance and offset are in `manymax.theory.bias_variance`, which reads the arguments, takes means
-over labels and draws. A member states the rest by these records, in `Theory.approximation`.
+`manymax.theory.bias_variance` defines bias, variance and offset, reads the arguments, and takes means over labels and
+draws. What differs between members is stated by these classes, in `Theory.approximation`.
 """
 
 from __future__ import annotations
@@ -13,17 +13,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-TOLERANCE = 0.1  # the expected relative error beyond which a prediction is out of range
+# Predictions are the first terms of an expansion. They count as in range while their relative error, known or expected,
+# is at most this.
+TOLERANCE = 0.1
 
 
 @dataclass(frozen=True)
 class ApproximationInput:
-    """Arguments that have been read, a block of rows.
+    """What an approximation is analysed on: a block of rows of scores with labels, read and checked.
 
-    scores, log_probs, probs, log_q: (N, C). labels: (N, L) classes; shares: (N, L) their weights in the mean;
+    scores, log_probs, probs, log_q: (N, C), where probs is the softmax of the scores and q the proposal.
+    labels: (N, L) classes. Where there are many classes, one label stands for several that are alike.
+    shares: (N, L) the weights of the labels in a mean over classes.
     label_log_q: (N, L) the mean of log q over the classes that a label stands for.
-    tree_log_probs: (N, C), of an approximation by a tree; None of others.
-    settings: the approximation's own, all of them.
+    tree_log_probs: (N, C) of an approximation by a tree; None for others.
+    num_negatives: k.
+    settings: of the approximation, all of them.
     """
 
     scores: Tensor
@@ -39,18 +44,20 @@ class ApproximationInput:
 
     @property
     def weights(self) -> Tensor:
-        """P / q, (N, C); 0 for a masked class, which may have q = 0."""
+        """The importance weights P / q, (N, C); 0 for a masked class, which may have q = 0."""
+        # As a difference of logarithms, because P and q alone may underflow.
         return torch.where(self.log_probs > -torch.inf, (self.log_probs - self.log_q).exp(), 0)
 
     def at_labels(self, values: Tensor) -> Tensor:
-        """values (N, C) at the labels, (N, L)."""
+        """The values (N, C) at the labels, (N, L)."""
         return values.gather(-1, self.labels)
 
     def sample(self, ids: Tensor) -> dict[str, Any]:
-        """What a sampled loss is told of the negatives `ids` (D, k) and of the one label of each row.
+        """The arguments of a sampled loss for D draws of k negatives, `ids` (D, k), and one label per row.
 
-        Scores and log q of the positive are (N, D), those of the negatives (N, D, k), `hits` is (N, D, k).
+        Scores and log q of the positives are (N, D), those of the negatives (N, D, k), and `hits` is (N, D, k).
         """
+        # The same draws for every row: that is all right for means over draws, and (D, k) ids are enough.
         positive, log_q_positive = (self.at_labels(table).expand(-1, len(ids)) for table in (self.scores, self.log_q))
         return {
             "positive": positive,
@@ -63,10 +70,15 @@ class ApproximationInput:
 
 @dataclass(frozen=True)
 class Parts:
-    """Bias and variance for each label, (N, L); numbers where all labels have the same.
+    """Bias and variance for each label, (N, L) each; numbers where all labels have the same.
 
-    asymptotic, curvature, variance: as predicted. exact_bias, exact_variance: what they truly are.
-    in_range: where the predictions hold to about a tenth. offset: what no gradient sees.
+    asymptotic, curvature: the two parts of the predicted bias. The loss is log S of an estimate S that depends on the
+        draws: the first part is log E[S], the second comes from the curvature of the logarithm.
+    variance: the predicted variance.
+    exact_bias, exact_variance: what bias and variance truly are.
+    in_range: (N, L) bool, where the predictions are expected to be right to about a tenth (`TOLERANCE`).
+    offset: the part of the difference from the baseline loss that does not depend on the scores, and so on which no
+        gradient depends; it is not in the bias.
     """
 
     asymptotic: Tensor
@@ -79,17 +91,17 @@ class Parts:
 
     @staticmethod
     def exact(bias: Tensor) -> Parts:
-        """Of an approximation that draws nothing and whose bias (N, L) is known: nothing is predicted."""
+        """The parts of an approximation that draws nothing and whose bias (N, L) is known: there is no variance."""
         return Parts(bias, bias, torch.ones_like(bias, dtype=torch.bool))
 
 
 @dataclass(frozen=True)
 class DrawTheory:
-    """How an approximation that draws negatives is followed from one k to the next, and drawn.
+    """How an approximation that draws negatives is analysed: exactly for one k after the other, and by drawing.
 
-    prepare: (case, largest k) to what serves every k up to that.
-    exact: (case, what was prepared) to exact bias and variance, (N, L) or (N, 1) each.
-    deviations: (case with one label a row, ids (D, k)) to loss minus baseline loss and offset on these draws, (N, D).
+    prepare: from (case, largest k) to whatever `exact` needs for every k up to that, so that it is computed once.
+    exact: from (case, what was prepared) to the exact bias and variance, (N, L) or (N, 1) each.
+    deviations: from (case with one label per row, ids (D, k)) to loss - baseline loss - offset on these draws, (N, D).
     """
 
     prepare: Callable[[ApproximationInput, int], Any]
@@ -99,12 +111,12 @@ class DrawTheory:
 
 @dataclass(frozen=True)
 class Variant:
-    """One choice of an approximation's settings that is worth showing.
+    """One choice of an approximation's settings that a diagnosis shows.
 
     settings: the choice.
-    trained: whether a loss can be trained with it; otherwise it is an estimate to analyse.
+    trained: whether a loss can be trained with it; otherwise it is an estimate that can only be analysed.
     masked: whether it is defined where a proposal draws masked classes.
-    uniform: whether it differs from the other variants under a uniform proposal.
+    uniform: whether it differs from the other variants under a uniform proposal, and is worth a row of its own there.
     """
 
     settings: Mapping[str, Any] = field(default_factory=dict)

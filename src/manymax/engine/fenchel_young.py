@@ -8,10 +8,10 @@ For a convex Omega on the simplex,
     gradient    p(s) - t
     Bregman     D(p, q) = Omega(p) - Omega(q) - <grad Omega(q), p - q>
 
-Softmax, sparsemax and entmax are rows of this table (Omega = negative Tsallis entropies); a user's
-own pair works the same way. Rankmax and Taylor-softmax are not Fenchel-Young and do not pass here.
+Softmax, sparsemax and entmax are of this form, with negative Tsallis entropies as Omega; a pair of
+your own works the same way. Rankmax and Taylor-softmax are not Fenchel-Young losses.
 
-Reference: Blondel, Martins, Niculae, "Learning with Fenchel-Young losses", JMLR 2020.
+Citation: Blondel, Martins, Niculae, "Learning with Fenchel-Young losses", JMLR 2020.
 """
 
 from __future__ import annotations
@@ -35,28 +35,36 @@ from manymax.ops.checks import check_finite, check_scores, learned, working
 from manymax.ops.reduction import reduce
 
 Map = Callable[[Tensor], Tensor]
+# (scores, total, ids, weights) to (value, maximum); see the argument `potential` of `FenchelYoung`.
 Potential = Callable[[Tensor, Tensor, "Tensor | None", "Tensor | None"], tuple[Tensor, Tensor]]
 
 
 class _Conjugate(torch.autograd.Function):
-    """Omega*(s) - max s for any (map, omega) pair; its gradient in s is the map (Danskin).
+    """(Omega*(s) - max s, max s) for any (map, omega) pair, with the map as gradient (Danskin's theorem).
 
     Differentiating <p(s), s> - Omega(p(s)) directly would multiply the Jacobian of the map with
     s - grad Omega(p), which is infinite where an entropy meets a zero probability.
+
+    The gradient belongs to Omega*(s): callers add the maximum back, or subtract scores relative to it,
+    and the maximum is a constant for them.
     """
 
-    generate_vmap_rule = True
+    generate_vmap_rule = True  # so that torch.func.vmap works; everything here is made of torch operations
 
     @staticmethod
     def forward(scores: Tensor, map: Map, omega: Map) -> tuple[Tensor, Tensor]:
         maximum = scores.amax(-1)
         probs = map(scores)
+        # <p, s> - max s = <p, s - max s>, because p sums to 1: a common offset of the scores costs no digits. Where p
+        # is 0 the score may be -inf, and 0 x -inf is nan.
         inner = torch.where(probs != 0, probs * (scores - maximum.unsqueeze(-1)), 0).sum(-1)
         return inner - omega(probs), maximum
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         scores, ctx.map, _ = inputs
+        # The scores and not the probabilities: the backward applies the map to them once more, which autograd follows,
+        # so that second derivatives exist.
         ctx.save_for_backward(scores)
         ctx.mark_non_differentiable(output[1])
 
@@ -70,16 +78,16 @@ class FenchelYoung:
     """A regulariser Omega with its map, and the loss that follows from them.
 
     Args:
-        map: scores (..., C) to probabilities (..., C), the gradient of Omega*; shift invariant.
-        omega: probabilities (..., C) to Omega (...), the same value at every vertex of the simplex.
-        slope: optional, the gradient of Omega, (..., C); by autograd if not given, which needs an Omega that is
-            differentiable at zero probabilities too.
-        potential: optional and for speed, (scores, total, ids, weights) to
-            (total (Omega*(s) - max s) - sum_i weights_i (s_i - max s), max s), (...) each; the sum runs over
-            ids (..., P), or is left out where they are None. Built from `map` and `omega` if not given; a pair that
-            gives one takes Omega at vertices for 0 in its loss.
+        map: from scores (..., C) to probabilities (..., C), the gradient of Omega*; shift invariant.
+        omega: from probabilities (..., C) to Omega (...), with the same value at every vertex of the simplex.
+        slope: the gradient of Omega, (..., C) to (..., C). If it is left out autograd computes it, which needs an Omega
+            that is differentiable at zero probabilities too.
+        potential: a faster way to the loss, from (scores, total, ids, weights) to
+            (total (Omega*(s) - max s) - sum_i weights_i (s_i - max s), max s), (...) each. The sum runs over
+            ids (..., P), or is left out where they are None. If it is left out it is built from `map` and `omega`. With
+            one, Omega is taken to be 0 at the vertices.
         separable: whether Omega is a sum over classes in which a zero probability adds nothing, so that it can be
-            taken over the listed classes alone.
+            computed from the listed classes alone.
 
     Example: Gini's entropy with half the temperature of sparsemax.
 
@@ -110,32 +118,40 @@ class FenchelYoung:
         self._potential = potential
 
     def relative(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """(Omega*(s) - max s, max s), (...) each: a conjugate that keeps its digits at any offset."""
+        """(Omega*(s) - max s, max s), (...) each, of scores (..., C).
+
+        Omega*(s) grows with a common offset of the scores, and the loss is a small difference of two such numbers. With
+        the maximum apart, no digit is lost at any offset.
+        """
         if self._potential is not None:
             value, maximum = self._potential(scores, torch.ones_like(scores[..., 0]), None, None)
         else:
             value, maximum = _Conjugate.apply(scores, self.map, self.omega)
-        check_finite(maximum)
+        check_finite(maximum)  # nan, +inf and rows of -inf alone show in the maximum
         return value, maximum
 
     def conjugate(self, scores: Tensor) -> Tensor:
-        """Omega*(s), (...); its gradient is the map."""
+        """Omega*(s) of scores (..., C), (...); its gradient is the map."""
         check_scores(scores)
         work, dtype = working(scores)
         value, maximum = self.relative(work)
         return (value + maximum).to(dtype)
 
     def gradient(self, scores: Tensor, target: Tensor) -> Tensor:
-        """map(s) - t for rows t on the simplex, (..., C)."""
+        """The gradient map(s) - t of the loss in the scores, for rows t on the simplex, (..., C) each."""
         return self.map(scores) - target
 
     def slope(self, probs: Tensor) -> Tensor:
-        """grad Omega(p), (..., C): scores whose map is p again, for a strictly convex Omega."""
+        """grad Omega(p), (..., C). For a strictly convex Omega these are scores whose map is p again."""
         return torch.func.grad(lambda p: self.omega(p).sum())(probs) if self._slope is None else self._slope(probs)
 
     def bregman(self, probs: Tensor, other: Tensor) -> Tensor:
-        """D(probs, other) of Omega, (...); +inf where Omega is infinitely steep and they differ."""
+        """The Bregman divergence D(probs, other) of Omega, (...), of rows (..., C) on the simplex.
+
+        It is +inf where Omega is infinitely steep at `other` and the two differ there.
+        """
         step = probs - other
+        # Where they agree the slope does not matter, even if it is infinite: 0 x inf would be nan.
         linear = torch.where(step != 0, self.slope(other) * step, 0).sum(-1)
         return self.omega(probs) - self.omega(other) - linear
 
@@ -157,11 +173,13 @@ class FenchelYoung:
         read = read_target(Form.of(work), target, weight, ignore_index, multilabel)
         rows, total = self._rows(work, read, weight, label_smoothing)
         if multilabel == "normalized":
+            # L(t / |t|, s) = rows / |t| + Omega(t / |t|), and 0 without a positive.
             mixed = normalized_weights(work, read, weight, label_smoothing)
             if not self._separable and read.ids is not None and mixed.shape != work.shape:
                 mixed = torch.zeros_like(work).scatter_add(-1, read.ids, mixed)
             rows = torch.where(total > 0, rows / torch.where(total > 0, total, 1) + self.omega(mixed), 0)
         elif self._potential is None:
+            # The sum of single-label losses, each with Omega at a vertex.
             rows = rows + total * self._vertex(work)
         return reduce(rows, read.divisor, reduction).to(dtype)
 
@@ -169,6 +187,8 @@ class FenchelYoung:
         self, scores: Tensor, read: Target, weight: Tensor | None, label_smoothing: float
     ) -> tuple[Tensor, Tensor]:
         """sum_i t_i (Omega*(s) - s_i) and sum_i t_i, (...) each."""
+        # The potential takes listed positives with constant weights: it has no gradient in the weights, and smoothing
+        # gives every class a weight.
         listed = read.ids is not None and label_smoothing == 0 and not learned(read.weights)
         if self._potential is None or not listed:
             value, maximum = self.relative(scores)
@@ -180,6 +200,6 @@ class FenchelYoung:
         return rows, total
 
     def _vertex(self, scores: Tensor) -> Tensor:
-        """Omega at a vertex, ()."""
+        """Omega at a vertex of the simplex, (); the same at all of them, so that the first one will do."""
         corner = scores.new_zeros(scores.shape[-1])
         return self.omega(torch.cat([corner[:1] + 1, corner[1:]]))

@@ -1,7 +1,7 @@
 """`Member`, what a loss of the family states about itself: formulas, facts, settings, kernel and costs.
 
-All other code reads these fields, and knows nothing else about a member: no name of a member stands outside of its
-folder. A field that a member leaves out raises an error that names the field, where it is needed.
+All other code reads these fields and knows nothing else about a member. A field that a member leaves out raises an
+error that names the field, where it is needed.
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ class Member:
         """The value of a field, such as "cost" or "theory.sharpest"; an error that names the field if it is None."""
         value = attrgetter(name)(self)
         if value is None:
-            raise ManymaxError(f"{self.name} has no `{name}`: its entry in the family must give this field.")
+            raise ManymaxError(f"{self.name} has no `{name}`: its entry must give this field.")
         return value
 
     def setting(self, name: str) -> Setting:

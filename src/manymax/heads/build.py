@@ -89,7 +89,7 @@ def head_function(member: Member) -> Callable[..., Tensor]:
 def _base(member: Member) -> type[KernelHead]:
     if member.kind not in MODULES:
         raise ManymaxError(
-            f"{member.name} is of kind {member.kind!r} and has no `head`: its record must give this field."
+            f"{member.name} is of kind {member.kind!r} and has no `head`: its entry must give this field."
         )
     member.needed("kernel")
     return MODULES[member.kind]
