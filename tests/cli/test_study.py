@@ -58,7 +58,7 @@ def test_a_dry_run_lists_and_does_nothing(file: Path, tmp_path: Path) -> None:
         (["--set", "epochs=many"], "`epochs`"),
         (["--set", "loss=sparsmax"], "did you mean 'sparsemax'"),
         (["--set", "lr=-1"], "`lr`"),
-        (["--set", "solver=als"], "`solver='als'` solves loss 'rg'"),
+        (["--set", "solver=als"], "`solver='als'` needs loss 'rg'"),
     ],
 )
 def test_mistakes_are_named_before_anything_is_done(

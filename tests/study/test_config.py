@@ -33,14 +33,14 @@ from manymax.study.run_options import FLAT_FORM, flat, options
         ({"dropout": 0.1}, "`dropout` has no effect with backbone 'mf'"),
         ({"temperature": 0.2}, "`temperature` has no effect with scale 'dot'"),
         ({"ridge": 1.0}, "`ridge` has no effect with solver 'gradient'"),
-        ({"solver": "als"}, "`solver='als'` solves loss 'rg' on backbone 'mf'"),
+        ({"solver": "als"}, "`solver='als'` needs loss 'rg', backbone 'mf'"),
         ({"solver": "als", "loss": "rg", "lr": 0.1}, "`lr` has no effect with solver 'als'"),
         ({"cutoffs": "5,x"}, "`cutoffs.1`: input should be a valid integer"),
         ({"cutoffs": "0"}, "`cutoffs` must be at least 1; got 0."),
         ({"cutoffs": ()}, "`cutoffs`: tuple should have at least 1 item"),
         ({"monitor": "ndgc@20"}, "`monitor` must be one of"),
         ({"monitor": "ndcg@10"}, "`monitor` must be one of '20'; got '10'."),
-        ({"columns": "user:uid"}, "`columns` must look like user=..,item=..; got 'user:uid'."),
+        ({"columns": "user:uid"}, "`columns` must look like user=NAME,item=NAME; got 'user:uid'."),
         ({"split": "random"}, "`split`: input should be 'ratio'"),
     ],
 )
@@ -166,7 +166,7 @@ def test_nested_and_flat_settings_are_the_same_run(nested: dict, same: dict) -> 
         ({"loss": "nce", "label_smoothing": 0.1}, "`label_smoothing` has no effect with loss 'nce'"),
         ({"loss": {"name": "entmax", "alfa": 1.2}}, "unknown setting of loss 'alfa': did you mean 'alpha'?"),
         ({"los.alpha": 1.2}, "unknown group of settings 'los': did you mean 'loss'?"),
-        ({"training": 3}, "`training` is a group of settings: it must be a table; got 3."),
+        ({"training": 3}, "`training` is a group of settings, so it must be a table; got 3."),
         ({"alpha": 1.2, "loss": {"name": "entmax", "alpha": 1.2}}, "`alpha` is given twice"),
         ({"computation": "tabel"}, "unknown computation 'tabel': did you mean 'table'?"),
         ({"solver": "asl"}, "`solver` must be one of 'gradient', 'als'; got 'asl'. Did you mean 'als'?"),
@@ -188,7 +188,10 @@ def test_a_record_holds_what_has_an_effect() -> None:
 
 def test_a_setting_with_a_name_that_is_taken_is_refused() -> None:
     taken = replace(FAMILY["softmax"], name="mine", aliases=(), settings=(Setting("lr", float, 1.0, "Not Adam's."),))
-    with FAMILY.extended(taken), pytest.raises(ManymaxError, match="setting `lr` of 'mine': this name is taken"):
+    with (
+        FAMILY.extended(taken),
+        pytest.raises(ManymaxError, match="setting `lr` of 'mine': every run has"),
+    ):
         RunConfig()
 
 

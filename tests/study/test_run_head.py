@@ -92,7 +92,7 @@ def test_samplers_get_their_options_and_the_training_counts(split: Split) -> Non
 
 def test_a_last_batch_too_small_for_its_negatives_is_said_before_training(split: Split) -> None:
     settings = {"loss": "ssm", "sampler": "in_batch", "batch_size": 4, "num_negatives": 2}
-    with pytest.raises(ArgumentError, match="last batch of 2 pairs"):
+    with pytest.raises(ArgumentError, match="last batch of an epoch has 2 pairs"):
         build_head(RunConfig(**settings), split)
     build_head(RunConfig(**settings | {"num_negatives": 1}), split)
     build_head(RunConfig(**settings | {"num_negatives": 0}), split)

@@ -94,7 +94,7 @@ def test_only_the_usual_way_leaves_the_hash_alone() -> None:
 def test_what_it_does_not_know_is_refused() -> None:
     with pytest.raises(ArgumentError, match="`computation` has no effect with loss 'nce'"):
         RunConfig(loss="nce", computation="table")
-    with pytest.raises(ArgumentError, match="knows alpha 1"):
+    with pytest.raises(ArgumentError, match="works with alpha 1"):
         RunConfig(loss="entmax", alpha=1.3, computation="table")
     with pytest.raises(ArgumentError, match="is for sparsemax, entmax, rankmax; got 'softmax'"):
         RunConfig(loss="softmax", computation="compiled")

@@ -1,19 +1,19 @@
-"""`RunConfig`: every setting of a run, in groups, with its default and its meaning; the source of options and records.
+"""`RunConfig`: all settings of one run, in groups. Command-line options, TOML keys and records follow from it.
 
-    data         where interactions come from, what is kept of them and how they are split
-    backbone     what makes user and item vectors, with the settings that its row of `BACKBONES` declares
-    scores       how vectors become scores
-    loss         a member of the family or a reference, with the settings that its record declares
-    sampler      where negatives come from, with the settings that its row of `SAMPLERS` declares
-    training     batches and steps, and what a solver other than gradients declares
-    evaluation   what is measured and watched
-    machine      what changes the time that a run takes rather than what it learns
+    data         the source of the interactions, the filters and the split
+    backbone     the model that makes user and item vectors, with the settings that its row of `BACKBONES` declares
+    scores       how scores are computed from vectors
+    loss         a member of the family or a reference loss, with the settings that its entry declares
+    sampler      the source of negatives, with the settings that its row of `SAMPLERS` declares
+    training     the solver, its batches and steps, and the settings that the solver declares
+    evaluation   the metrics, and the one that early stopping uses
+    machine      settings that change how long a run takes rather than what it learns
     seed         of all random numbers
 
-Every setting also has a flat name of its own: that within its group, or that of the group for what chooses a row
-(`loss` is `loss.name`, `data` is `data.source`). Commands, files and Python take either form, records hold the nested
-one. What belongs to a row of a table is read from the table when a config is made, so that a row added to it before
-brings its settings along.
+Every setting also has a flat name: its name within the group, or the name of the group if it chooses a row of a table
+(`loss` is `loss.name`, `data` is `data.source`). Commands, files and Python take either form; records hold the nested
+one. Settings that rows declare are read from the tables when a config is made, so that a row added to a table brings
+its settings along.
 """
 
 from __future__ import annotations
@@ -62,13 +62,12 @@ from manymax.study.run_options import (
 
 
 class RunConfig(BaseModel):
-    """The settings of one run, in groups; options of `manymax train`, keys of a TOML file and of a record.
+    """The settings of one run, in groups.
 
-    Unknown keys, wrong types, values out of range and settings that would have no effect are refused with an
-    `ArgumentError`.
+    Unknown names, wrong types, values out of range and settings that would have no effect raise an `ArgumentError`.
 
     Args:
-        settings: nested (`loss={"name": "ssm"}`), flat (`loss="ssm"`), or some of both.
+        settings: nested (`loss={"name": "ssm"}`), flat (`loss="ssm"`), or a mixture of both.
 
     Example:
         >>> config = RunConfig(loss="ssm", num_negatives=50)
@@ -104,25 +103,28 @@ class RunConfig(BaseModel):
 
     @property
     def member(self) -> Member:
-        """The record of the loss."""
+        """The entry of the loss in the table of the family or of the reference losses."""
         return find_loss(self.loss.name)
 
     @property
     def monitored(self) -> str:
-        """The metric that early stopping watches, for example "ndcg@20"."""
+        """The metric that early stopping uses, for example "ndcg@20"."""
         return self.evaluation.monitor or f"ndcg@{max(self.evaluation.cutoffs)}"
 
-    # Checks of what only several settings together can tell
+    # Checks that involve several settings
 
     def _check_idle(self, given: Mapping[str, Any]) -> None:
-        usual, now = {option.name: option for option in options()}, self._values()
+        """Refuse settings without effect, unless they have their default: a silent one would mislead."""
+        all_options, now = {option.name: option for option in options()}, self._values()
         declared = {name: rows for group in declared_settings().values() for name, rows in group.items()}
         for name, (option, values) in self._idle().items():
             if name in now:
-                idle = now[name] == usual[name].default
-            else:  # a setting of another row: it is there only as it was given
-                idle = name not in given or any(_is_default(setting, given[name]) for _, setting in declared[name])
-            if not idle:
+                at_default = now[name] == all_options[name].default
+            else:  # a setting of a row that is not chosen is in no group: look at what was given
+                at_default = name not in given or any(
+                    _is_default(setting, given[name]) for _, setting in declared[name]
+                )
+            if not at_default:
                 known = " or ".join(map(repr, values))
                 raise ArgumentError(
                     f"`{name}` has no effect with {option} {now[option]!r}: it belongs to {option} {known}. "
@@ -135,25 +137,26 @@ class RunConfig(BaseModel):
             return
         fits = solver in self.member.solvers and BACKBONES[self.backbone.name].factors and self.scores.scale == "dot"
         if not fits:
-            solved = " or ".join(repr(name) for name, member in losses().items() if solver in member.solvers)
-            places = " or ".join(repr(row.name) for row in rows if row.factors)
+            known_losses = " or ".join(repr(name) for name, member in losses().items() if solver in member.solvers)
+            known_backbones = " or ".join(repr(row.name) for row in rows if row.factors)
             raise ArgumentError(
-                f"`solver={solver!r}` solves loss {solved} on backbone {places} with scale 'dot'; got another."
+                f"`solver={solver!r}` needs loss {known_losses}, backbone {known_backbones} and scale 'dot'; got loss "
+                f"{self.loss.name!r}, backbone {self.backbone.name!r} and scale {self.scores.scale!r}."
             )
 
     def _check_computation(self) -> None:
-        way, member = computations()[self.machine.computation], self.member
-        if not way.takes(member):
-            known = ", ".join(name for name, other in losses().items() if way.takes(other))
-            raise ArgumentError(f"`computation={way.name!r}` is for {known}; got {member.name!r}.")
-        if not way.defaults_only:
+        computation, member = computations()[self.machine.computation], self.member
+        if not computation.takes(member):
+            known = ", ".join(name for name, other in losses().items() if computation.takes(other))
+            raise ArgumentError(f"`computation={computation.name!r}` is for {known}; got {member.name!r}.")
+        if not computation.defaults_only:
             return
-        usual = {setting.public_name: unset_value(setting) for setting in with_switches(member.settings)}
-        usual |= {"label_smoothing": 0.0, "multilabel": "sum"}
+        defaults = {setting.public_name: unset_value(setting) for setting in with_switches(member.settings)}
+        defaults |= {"label_smoothing": 0.0, "multilabel": "sum"}
         now = self._values()
-        if any(now[name] != value for name, value in usual.items()):
-            known = ", ".join(f"{name} {value!r}" for name, value in usual.items())
-            raise ArgumentError(f"`computation={way.name!r}` knows {known} alone.")
+        if any(now[name] != value for name, value in defaults.items()):
+            known = ", ".join(f"{name} {value!r}" for name, value in defaults.items())
+            raise ArgumentError(f"`computation={computation.name!r}` works with {known} only.")
 
     def _check_monitor(self) -> None:
         metric, at, cutoff = self.monitored.partition("@")
@@ -163,50 +166,53 @@ class RunConfig(BaseModel):
             raise ArgumentError(f"`monitor` must name a cutoff, {cutoffs}; got {self.monitored!r}.")
         check_choice("monitor", cutoff, map(str, self.evaluation.cutoffs))
 
-    # What has an effect
+    # Settings without effect
 
     @classmethod
     def trimmed(cls, settings: Mapping[str, Any]) -> RunConfig:
-        """A config from settings of which some may have no effect: those keep their default. For grids.
+        """A config from settings of which some may have no effect; those are left out, for grids of settings.
 
         >>> RunConfig.trimmed({"loss": "softmax", "alpha": 1.2, "lr": 0.01}).loss.own
         {}
         """
-        given, every = flattened(settings), rules()
-        deciding, sketch = {option for _, option, _ in every}, cls()
-        depending = {name for names, _, _ in every for name in names}
-        for names in (deciding - depending, deciding, set(given)):  # a sampler is chosen where the loss takes one
-            sketch = cls(**{name: value for name, value in given.items() if name in names - sketch.unused()})
-        return sketch
+        given, all_rules = flattened(settings), rules()
+        deciding, config = {option for _, option, _ in all_rules}, cls()
+        depending = {name for names, _, _ in all_rules for name in names}
+        # Three rounds, because what has an effect depends on other settings: first those that decide and depend on
+        # none (the loss), then all that decide (the sampler, which has an effect with some losses), then the rest.
+        for names in (deciding - depending, deciding, set(given)):
+            config = cls(**{name: value for name, value in given.items() if name in names - config.unused()})
+        return config
 
     def unused(self) -> set[str]:
-        """The flat names of options that have no effect beside the others."""
+        """The flat names of options that have no effect together with the values of the others."""
         return set(self._idle())
 
     def _idle(self) -> dict[str, tuple[str, tuple[str, ...]]]:
-        """{option without effect: (option that decides so, its values that would give it one)}."""
+        """{option without effect: (the option that decides this, its values with which the first has an effect)}."""
         idle: dict[str, tuple[str, tuple[str, ...]]] = {}
         now = self._values()
-        for names, option, values in rules():  # an option that has no effect itself gives none to others
+        for names, option, values in rules():
+            # `option in idle`: settings of a sampler have no effect with a loss that takes no sampler.
             if now[option] not in values or option in idle:
                 idle |= {name: (option, values) for name in names if name not in idle}
         return idle
 
-    # Forms
+    # Conversions
 
     def _values(self) -> dict[str, Any]:
-        """The settings that the groups hold, by their flat names."""
+        """The values of all settings in the groups, by their flat names."""
         found = {"seed": self.seed}
         for group in GROUPS:
             found |= {flat_name(group, key): value for key, value in getattr(self, group)}
         return found
 
     def flat(self) -> dict[str, Any]:
-        """All settings by their flat names, as JSON has them; those of rows that are not chosen have their default."""
+        """All settings by their flat names, with values of JSON; those of rows that are not chosen have defaults."""
         return flat(self.model_dump(mode="json"))
 
     def nested(self) -> dict[str, Any]:
-        """The settings that have an effect, in their groups, as JSON has them: what records hold.
+        """The settings that have an effect, in their groups, with values of JSON: the form that records hold.
 
         >>> RunConfig(loss="entmax").nested()["loss"]
         {'name': 'entmax', 'label_smoothing': 0.0, 'alpha': 1.5, 'learnable_alpha': False}
@@ -221,24 +227,25 @@ class RunConfig(BaseModel):
         return found
 
     def content_hash(self) -> str:
-        """16 hex digits of everything that can change the result: equal exactly for equal runs.
+        """16 hex digits, a hash of all settings that have an effect: equal for equal runs, different for others.
 
-        It is that of version 0.1.0, so that studies of that version are found again: of the flat form without what has
-        no effect. Two of its habits are kept: the usual computation does not tell runs apart, and label smoothing is
-        named for sampled members of the family, which take none.
+        Folders of runs are named by it and checkpoints hold it, so it must stay the hash of version 0.1.0: that of the
+        flat form, as JSON with sorted keys.
         """
-        unnamed = self.unused()
+        left_out = self.unused()
+        # Two peculiarities of version 0.1.0, kept for the sake of equal hashes: it hashed the label smoothing of
+        # sampled members of the family, which take none, and it left out `computation` at its default.
         if self.member.name in FAMILY and self.member.kind == "sampled" and self.training.solver == GRADIENT:
-            unnamed.discard("label_smoothing")
+            left_out.discard("label_smoothing")
         if self.machine.computation == USUAL:
-            unnamed.add("computation")
-        named = by_flat_name(self.model_dump(mode="json"))
-        content = {name: value for name, value in named.items() if name not in unnamed}
+            left_out.add("computation")
+        flat_settings = by_flat_name(self.model_dump(mode="json"))
+        content = {name: value for name, value in flat_settings.items() if name not in left_out}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _fixed_groups(given: Mapping[str, Any]) -> dict[str, Group]:
-    """The groups without what rows declare; an error that names every setting that is wrong."""
+    """The groups without the settings that rows declare; one `ArgumentError` for all settings that are wrong."""
     found, complaints = {}, []
     for group, kind in ALL_GROUPS.items():
         content = {key: given[name] for key in kind.model_fields if (name := flat_name(group, key)) in given}
@@ -252,7 +259,7 @@ def _fixed_groups(given: Mapping[str, Any]) -> dict[str, Group]:
 
 
 def _with_own(groups: Mapping[str, Group], given: Mapping[str, Any]) -> dict[str, Group]:
-    """The groups with what their chosen rows declare; an error that names every such setting that is wrong."""
+    """The groups with the settings that their chosen rows declare; one `ArgumentError` for all that are wrong."""
     loss, training = groups["loss"], groups["training"]
     assert isinstance(loss, LossSettings)
     assert isinstance(training, TrainingSettings)
@@ -280,12 +287,13 @@ def _with_own(groups: Mapping[str, Group], given: Mapping[str, Any]) -> dict[str
 
 
 def _own_value(setting: Setting, given: Mapping[str, Any]) -> Any:
+    """The checked value of a setting that a row declares, given or unset."""
     value = given.get(setting.public_name, unset_value(setting))
     return value if value is None and unset_value(setting) is None else setting.read(value)
 
 
 def _is_default(setting: Setting, value: Any) -> bool:
-    """Whether a value is what the setting has where nobody gives it."""
+    """Whether a value is the one that the setting has if it is not given."""
     try:
         return bool(_own_value(setting, {setting.public_name: value}) == unset_value(setting))
     except ManymaxError:
@@ -293,9 +301,9 @@ def _is_default(setting: Setting, value: Any) -> bool:
 
 
 def _complaint(group: str, error: Any) -> str:
-    """One sentence or two from what pydantic says of a setting."""
+    """An error of pydantic about one setting as a sentence that names the setting by its flat name."""
     if error["type"] == "value_error":
         return str(error["ctx"]["error"])
-    key, *rest = map(str, error["loc"])
-    name = ".".join((flat_name(group, key), *rest))
+    key, *inner_keys = map(str, error["loc"])
+    name = ".".join((flat_name(group, key), *inner_keys))
     return f"`{name}`: {error['msg'][:1].lower()}{error['msg'][1:]}; got {error['input']!r}."

@@ -1,4 +1,8 @@
-"""The groups of settings that every run has; what rows of tables declare joins them in study/config.py."""
+"""The groups of settings that every run has, with types, defaults, ranges and help texts.
+
+Members, samplers, backbones and solvers declare further settings of their own; `config.py` adds them to these groups.
+The descriptions are the help texts of `manymax train`; `{}` in one of them becomes the list of names of a table.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +16,18 @@ from manymax.members import BASELINE, FAMILY, REFERENCE_LOSSES
 from manymax.samplers import SAMPLERS
 from manymax.study.backbones import BACKBONES
 from manymax.study.computations import USUAL, computations
+from manymax.study.data.sources.table import parse_columns
 
-GRADIENT = "gradient"  # the solver that every loss has
+GRADIENT = "gradient"  # name of the solver that every loss has: Adam
 
 
 def losses() -> dict[str, Member]:
-    """What a run can minimise: the members of the family, then the references beside it."""
+    """All losses that a run can minimise, by name: the members of the family, then the reference losses."""
     return {member.name: member for table in (FAMILY, REFERENCE_LOSSES) for member in table.values()}
 
 
 def find_loss(name: str) -> Member:
-    """The member or reference of this name, or of this other name."""
+    """The member or reference loss of this name or alias."""
     for table in (FAMILY, REFERENCE_LOSSES):
         if name in table:
             return table[name]
@@ -30,129 +35,143 @@ def find_loss(name: str) -> Member:
 
 
 def solver_names() -> list[str]:
-    """The solvers that some loss has."""
+    """The names of all solvers: that of gradients, and those that some loss declares."""
     return [GRADIENT, *dict.fromkeys(name for member in losses().values() for name in member.solvers)]
 
 
 class Group(BaseModel):
-    """Some settings that belong together; `chooser` is the field whose flat name is that of the group."""
+    """Settings that belong together.
+
+    `chooser` is the field that chooses a row of a table; its flat name is the name of the group (`loss` stands for
+    `loss.name`). None if the group has no such field.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     chooser: ClassVar[str | None] = None
 
 
 class RowGroup(Group):
-    """A group that chooses a row of a table, and holds the settings that this row declares beside its fields."""
+    """A group that chooses a row of a table; beside its fields it holds the settings that the chosen row declares."""
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
     @property
     def own(self) -> dict[str, Any]:
-        """What the chosen row declares, by the names that its settings have outside of it."""
+        """The values of the settings that the chosen row declares, by the names that they have in a run."""
         return dict(self.model_extra or {})
 
 
 class DataSettings(Group):
-    """Where interactions come from, what is kept of them and how they are split."""
+    """The source of the interactions, the filters and the split."""
 
     chooser = "source"
 
-    source: str = Field("planted", description="A built-in set, a downloaded one, or a CSV, TSV or Parquet file.")
-    columns: dict[str, str] | None = Field(None, description="Of an own file: user=..,item=..,rating=..,time=..")
-    preset: str | None = Field(None, description="Filters as in the paper: paper-table or paper-text.")
+    source: str = Field(
+        "planted", description="The data: the name of a set (`manymax data list`), or a CSV, TSV or Parquet file."
+    )
+    columns: dict[str, str] | None = Field(
+        None, description="Names of the columns of your own file: user=NAME,item=NAME,rating=NAME,time=NAME."
+    )
+    preset: str | None = Field(None, description="Use the filters of the paper: paper-table or paper-text.")
     min_rating: float | None = Field(None, description="Keep interactions with at least this rating.")
     k_core: int | None = Field(None, ge=1, description="Keep users and items with at least this many interactions.")
-    size: str | None = Field(None, description="Of planted data: tiny, small, medium, ml-1m or USERSxITEMSxMEAN.")
-    name: str | None = Field(None, description="What the set in an own file is called; presets go by it.")
+    size: str | None = Field(
+        None, description="Size of planted data: tiny, small, medium, ml-1m or USERSxITEMSxMEAN, such as 500x300x20."
+    )
+    name: str | None = Field(None, description="Name of the data set in your own file; presets are found by it.")
     split: Literal["ratio", "ratio-time", "leave-one-out", "given"] | None = Field(
-        None, description="Of each user's items; as given by the file if it has a split, else 0.8/0.1/0.1 at random."
+        None,
+        description="How a user's items are split; the default is the file's own split, else 0.8/0.1/0.1 at random.",
     )
 
     @field_validator("columns", mode="before")
     @classmethod
     def _columns(cls, value: Any) -> Any:
-        """ "user=u,item=i" as a mapping."""
-        if not isinstance(value, str):
-            return value
-        pairs = [part.partition("=") for part in value.split(",")]
-        if not all(left.strip() and right.strip() for left, _, right in pairs):
-            raise ArgumentError(f"`columns` must look like user=..,item=..; got {value!r}.")
-        return {left.strip(): right.strip() for left, _, right in pairs}
+        """Turn the text "user=u,item=i" of a command line into a mapping."""
+        return parse_columns(value) if isinstance(value, str) else value
 
 
 class BackboneSettings(RowGroup):
-    """What makes user and item vectors."""
+    """The model that makes user and item vectors."""
 
     chooser = "name"
 
-    name: str = Field("mf", description="What makes user and item vectors: {}.")
-    dim: int = Field(64, ge=1, description="Length of the vectors.")
-    init: Literal["normal", "xavier"] = Field("normal", description="Law of the first weights.")
-    init_scale: float = Field(0.02, gt=0, description="Standard deviation of the normal law.")
+    name: str = Field("mf", description="The model that makes user and item vectors: {}.")
+    dim: int = Field(64, ge=1, description="Length of the user and item vectors.")
+    init: Literal["normal", "xavier"] = Field("normal", description="Distribution of the first weights.")
+    init_scale: float = Field(0.02, gt=0, description="Standard deviation of the first weights with init normal.")
 
     @field_validator("name")
     @classmethod
     def _name(cls, value: str) -> str:
-        """The canonical name."""
+        """The canonical name of a name or alias."""
         return BACKBONES[value].name
 
 
 class ScoreSettings(Group):
-    """How vectors become scores."""
+    """How scores are computed from vectors."""
 
-    scale: Literal["dot", "cosine"] = Field("dot", description="Scores: inner products, or cosines / temperature.")
-    temperature: float = Field(0.1, gt=0, description="What cosines are divided by.")
+    scale: Literal["dot", "cosine"] = Field(
+        "dot", description="Scores are inner products, or cosines divided by the temperature."
+    )
+    temperature: float = Field(0.1, gt=0, description="The number that cosines are divided by.")
 
 
 class LossSettings(RowGroup):
-    """What is minimised."""
+    """The loss that is minimised."""
 
     chooser = "name"
 
-    name: str = Field(BASELINE.name, description="A member of the family (`manymax losses`), or {}.")
-    multilabel: Literal["sum", "normalized"] = Field("sum", description="Sum over a user's positives, or mean.")
-    label_smoothing: float = Field(0.0, ge=0, le=1, description="Share of the target spread over all items.")
+    name: str = Field(BASELINE.name, description="The loss: a member of the family (`manymax losses`), or {}.")
+    multilabel: Literal["sum", "normalized"] = Field(
+        "sum", description="The loss of a user is the sum over the positives, or their mean."
+    )
+    label_smoothing: float = Field(0.0, ge=0, le=1, description="Share of the target that is spread over all items.")
 
     @field_validator("name")
     @classmethod
     def _name(cls, value: str) -> str:
-        """The canonical name."""
+        """The canonical name of a name or alias."""
         return find_loss(value).name
 
 
 class SamplerSettings(RowGroup):
-    """Where the negatives of a loss that draws some come from."""
+    """The source of negatives for losses that sample them."""
 
     chooser = "name"
 
-    name: str = Field("uniform", description="Of negatives: {}.")
-    num_negatives: int = Field(100, ge=0, description="Negatives of each positive; 0: the batch, with in_batch.")
-    shared: bool = Field(False, description="One draw of negatives for all rows of a batch.")
+    name: str = Field("uniform", description="The sampler of negatives: {}.")
+    num_negatives: int = Field(
+        100, ge=0, description="Number of negatives per positive; 0 with in_batch takes all of the batch."
+    )
+    shared: bool = Field(False, description="Draw negatives once for all rows of a batch.")
 
     @field_validator("name")
     @classmethod
     def _name(cls, value: str) -> str:
-        """The canonical name."""
+        """The canonical name of a name or alias."""
         return SAMPLERS[value].name
 
 
 class TrainingSettings(RowGroup):
-    """Batches and steps, and when they end."""
+    """The solver, its batches and steps, and when training ends."""
 
-    solver: str = Field(GRADIENT, description="Adam, or a way of the loss itself, such as alternating least squares.")
-    lr: float = Field(1e-3, gt=0, description="Learning rate of Adam.")
-    weight_decay: float = Field(0.0, ge=0, description="L2 penalty, added to the gradient as Adam does.")
-    batch_size: int = Field(2048, ge=1, description="Positives of a batch.")
-    batches: Literal["pairs", "chunks", "users"] = Field(
-        "pairs", description="Of (user, item) pairs, of a few pairs of some users, or of all their pairs."
+    solver: str = Field(
+        GRADIENT, description="How the loss is minimised: gradient (Adam), or a solver of the loss such as als."
     )
-    chunk: int = Field(8, ge=1, description="Pairs of a user that stay together in chunks.")
-    accumulate: int = Field(1, ge=1, description="Batches whose gradients are averaged for one step.")
-    clip: float | None = Field(None, gt=0, description="Largest norm of the gradient.")
-    bf16: bool = Field(False, description="Matrix products in bfloat16.")
-    epochs: int = Field(1000, ge=1, description="At most this many.")
-    patience: int = Field(10, ge=1, description="Evaluations without a better value before training ends.")
-    eval_every: int = Field(1, ge=1, description="Epochs between evaluations on the validation part.")
+    lr: float = Field(1e-3, gt=0, description="Learning rate of Adam.")
+    weight_decay: float = Field(0.0, ge=0, description="L2 penalty, which Adam adds to the gradient.")
+    batch_size: int = Field(2048, ge=1, description="Number of positives in a batch.")
+    batches: Literal["pairs", "chunks", "users"] = Field(
+        "pairs", description="A batch holds single (user, item) pairs, some pairs per user, or all pairs per user."
+    )
+    chunk: int = Field(8, ge=1, description="Number of pairs of a user that stay together, with batches chunks.")
+    accumulate: int = Field(1, ge=1, description="Number of batches whose gradients are averaged for one step.")
+    clip: float | None = Field(None, gt=0, description="Largest norm of the gradient; longer ones are scaled down.")
+    bf16: bool = Field(False, description="Compute matrix products in bfloat16.")
+    epochs: int = Field(1000, ge=1, description="Largest number of epochs.")
+    patience: int = Field(10, ge=1, description="Training ends after this many evaluations without a better value.")
+    eval_every: int = Field(1, ge=1, description="Number of epochs between two evaluations on the validation part.")
 
     @field_validator("solver")
     @classmethod
@@ -162,15 +181,19 @@ class TrainingSettings(RowGroup):
 
 
 class EvaluationSettings(Group):
-    """What is measured and watched."""
+    """The metrics that are computed, and the one that early stopping uses."""
 
-    cutoffs: tuple[int, ...] = Field((20,), min_length=1, description="Lengths of the lists that metrics look at.")
-    monitor: str | None = Field(None, description="What early stopping watches, else ndcg at the largest cutoff.")
+    cutoffs: tuple[int, ...] = Field(
+        (20,), min_length=1, description="Lengths of the ranked lists that metrics are computed on, such as 5,20."
+    )
+    monitor: str | None = Field(
+        None, description="Metric for early stopping, such as recall@20; the default is ndcg at the largest cutoff."
+    )
 
     @field_validator("cutoffs", mode="before")
     @classmethod
     def _cutoffs(cls, value: Any) -> Any:
-        """ "5,20" or 20 as a tuple."""
+        """Turn the text "5,20" or the number 20 into a sequence."""
         if isinstance(value, str):
             value = value.split(",")
         return (value,) if isinstance(value, int) else value
@@ -184,11 +207,11 @@ class EvaluationSettings(Group):
 
 
 class MachineSettings(Group):
-    """What changes the time that a run takes."""
+    """Settings that change how long a run takes."""
 
-    threads: int | None = Field(None, ge=1, description="Processor threads; the default is torch's.")
+    threads: int | None = Field(None, ge=1, description="Number of processor threads; the default is that of torch.")
     computation: str = Field(
-        USUAL, description="Of exact losses: blocks, also compiled; to compare, whole tables, also with detached items."
+        USUAL, description="How exact losses are computed: in blocks, compiled or not, or for comparison whole tables."
     )
 
     @field_validator("computation")
@@ -198,9 +221,11 @@ class MachineSettings(Group):
 
 
 class General(Group):
-    """Settings that belong to no group: nested and flat they have the same name."""
+    """Settings that belong to no group; their nested and flat names are the same."""
 
-    seed: int = Field(0, ge=0, description="Makes split, first weights, order, negatives and dropout.")
+    seed: int = Field(
+        0, ge=0, description="Seed of all random numbers: split, first weights, order of batches, negatives, dropout."
+    )
 
 
 GROUPS: dict[str, type[Group]] = {

@@ -1,6 +1,10 @@
-"""What a run can be set to now, as the tables say: options under flat names, and which of them have an effect together.
+"""The options of a run under flat names, which of them have an effect together, and nested and flat forms of settings.
 
-Settings are nested by group or flat; here one form is made from the other.
+Options are read from the tables (`FAMILY`, `SAMPLERS`, `BACKBONES`, ...) when they are asked for, so that a row that is
+added to a table brings its settings along.
+
+    nested   {"loss": {"name": "entmax", "alpha": 1.2}, "training": {"lr": 0.01}}
+    flat     {"loss": "entmax", "alpha": 1.2, "lr": 0.01}
 """
 
 from __future__ import annotations
@@ -19,8 +23,8 @@ from manymax.study.backbones import BACKBONES
 from manymax.study.computations import USUAL, computations
 from manymax.study.groups import ALL_GROUPS, GRADIENT, GROUPS, losses, solver_names
 
-# The flat form of version 0.1.0: its options in their order. Records of that version hold it, reports read it, and the
-# hash of a run is one of its entries. An option that came later follows these.
+# The options of version 0.1.0 in their order. Records of that version hold the flat form, reports read it, and the hash
+# of a run is computed from it: neither names nor order may change. Later options come after these.
 FLAT_FORM = (
     *("data", "columns", "preset", "min_rating", "k_core", "size", "name", "split"),
     *("backbone", "dim", "layers", "attention_heads", "hidden", "dropout", "max_length", "positions"),
@@ -32,69 +36,79 @@ FLAT_FORM = (
     *("epochs", "patience", "eval_every", "cutoffs", "monitor", "seed"),
 )
 
-# Options whose unset value is None, whatever default a row declares: several rows have them, each with its own default.
+# Options whose unset value is None: several rows declare them, with different defaults, and None means the row's own.
 LEFT_TO_THE_ROW = ("hit_policy",)
 
-FoundT = TypeVar("FoundT")
+ResultT = TypeVar("ResultT")
 
 
-def _until_a_table_changes(function: Callable[[], FoundT]) -> Callable[[], FoundT]:
-    """Remember what is read from the tables for as long as they have the same rows: a study makes many configs."""
-    last: list[tuple[tuple[int, ...], FoundT]] = []
+def _cached_until_a_table_changes(function: Callable[[], ResultT]) -> Callable[[], ResultT]:
+    """Cache the result of a function of the tables until a row is added to one of them: a study makes many configs."""
+    cache: list[tuple[tuple[int, ...], ResultT]] = []
 
     @wraps(function)
-    def remembered() -> FoundT:
-        now = tuple(table.version for table in (FAMILY, REFERENCE_LOSSES, SAMPLERS, BACKBONES, computations()))
-        if not last or last[-1][0] != now:
-            last[:] = [(now, function())]
-        return last[-1][1]
+    def cached() -> ResultT:
+        versions = tuple(table.version for table in (FAMILY, REFERENCE_LOSSES, SAMPLERS, BACKBONES, computations()))
+        if not cache or cache[-1][0] != versions:
+            cache[:] = [(versions, function())]
+        return cache[-1][1]
 
-    return remembered
-
-
-Declared = dict[str, list[tuple[str, Setting]]]  # {option: [(row, its setting), ...]}
+    return cached
 
 
-@_until_a_table_changes
+Declared = dict[str, list[tuple[str, Setting]]]  # {option: [(name of a row, its setting), ...]}
+
+
+@_cached_until_a_table_changes
 def declared_settings() -> dict[str, Declared]:
-    """What the rows of the tables can be set to, by group; an error where one option would mean two things."""
+    """The settings that the rows of the tables declare, by group and option.
+
+    Raises:
+        ManymaxError: two groups, or a row and every run, would have an option of the same name.
+    """
     rows: dict[str, list[tuple[str, tuple[Setting, ...]]]] = {
         "backbone": [(row.name, row.settings) for row in BACKBONES.values()],
         "loss": [(member.name, member.settings) for member in losses().values()],
         "sampler": [(row.name, row.settings) for row in SAMPLERS.values()],
         "training": [(name, each.settings) for member in losses().values() for name, each in member.solvers.items()],
     }
-    taken = {flat_name(group, name): "every run" for group, kind in ALL_GROUPS.items() for name in kind.model_fields}
+    owners = {flat_name(group, name): "every run" for group, kind in ALL_GROUPS.items() for name in kind.model_fields}
     found: dict[str, Declared] = {}
-    for group, settings_of in rows.items():
+    for group, rows_of_group in rows.items():
         found[group] = {}
-        for row, settings in settings_of:
+        for row, settings in rows_of_group:
             for setting in with_switches(settings):
                 name = setting.public_name
-                if (owner := taken.setdefault(name, group)) != group:
+                if (owner := owners.setdefault(name, group)) != group:
                     raise ManymaxError(
-                        f"setting `{name}` of {row!r}: this name is taken by {owner}. Declare it with another `option`."
+                        f"setting `{name}` of {row!r}: {owner} has a setting of this name already. Declare it with "
+                        "another `option`."
                     )
                 found[group].setdefault(name, []).append((row, setting))
     return found
 
 
 def with_switches(settings: Iterable[Setting]) -> Iterator[Setting]:
-    """Settings, each followed by the switch that makes it a parameter, where it can be learned."""
+    """The settings; each one that can be learned is followed by its switch `learnable_...`."""
     for setting in settings:
         yield from (setting, *setting.switches())
 
 
 def unset_value(setting: Setting) -> Any:
-    """The value of a setting that nobody gives."""
+    """The value that a setting has in a run if it is not given."""
     return None if setting.public_name in LEFT_TO_THE_ROW else setting.default
 
 
 @dataclass(frozen=True)
 class Option:
-    """A setting of a run under its flat name, as the command line and the documentation see it.
+    """A setting of a run under its flat name, as the command line and the documentation show it.
 
-    kind: bool, int, float, or str, which also stands for what is written as text. choices: of a word.
+    name: the flat name.
+    group: the group that it belongs to; "" for those without a group.
+    kind: bool, int, float or str; str also for lists and mappings, which are written as text on a command line.
+    default: its value if it is not given.
+    help: one or two sentences.
+    choices: the words that are allowed; empty if any value of the kind is.
     """
 
     name: str
@@ -105,20 +119,22 @@ class Option:
     choices: tuple[str, ...] = ()
 
 
-@_until_a_table_changes
+@_cached_until_a_table_changes
 def options() -> tuple[Option, ...]:
-    """Every option that there is now, in the order of the flat form; those that came later at the end."""
+    """All options that a run has, in the order of `FLAT_FORM`; later ones at the end."""
     found = {option.name: option for option in (*_fixed_options(), *_declared_options())}
     return tuple(found[name] for name in dict.fromkeys((*FLAT_FORM, *found)) if name in found)
 
 
 def _fixed_options() -> Iterator[Option]:
+    """The options that every run has: the fields of the groups."""
+    # What replaces `{}` in a description.
     names: dict[str, Iterable[str]] = {"backbone": BACKBONES, "loss": REFERENCE_LOSSES, "sampler": SAMPLERS}
     choices = {"solver": tuple(solver_names()), "computation": tuple(computations())}
     for group, kind in ALL_GROUPS.items():
         for key, field in kind.model_fields.items():
             name = flat_name(group, key)
-            kinds = [each for each in _kinds(field.annotation) if each is not types.NoneType]
+            kinds = [each for each in _alternatives(field.annotation) if each is not types.NoneType]
             words = tuple(str(word) for each in kinds if get_origin(each) is Literal for word in get_args(each))
             yield Option(
                 name,
@@ -131,6 +147,7 @@ def _fixed_options() -> Iterator[Option]:
 
 
 def _declared_options() -> Iterator[Option]:
+    """The options that rows declare; one that several rows declare has the help texts and choices of all of them."""
     for group, declared in declared_settings().items():
         for name, rows in declared.items():
             settings = [setting for _, setting in rows]
@@ -145,23 +162,26 @@ def _declared_options() -> Iterator[Option]:
             )
 
 
-def _kinds(annotation: Any) -> tuple[Any, ...]:
+def _alternatives(annotation: Any) -> tuple[Any, ...]:
+    """The types of a union; of any other annotation itself."""
     return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
 
 
 Rule = tuple[tuple[str, ...], str, tuple[str, ...]]
 
 
-@_until_a_table_changes
+@_cached_until_a_table_changes
 def rules() -> tuple[Rule, ...]:
-    """(options, deciding option, values): elsewhere these options have no effect and must keep their default.
+    """Which options have an effect with which others.
 
-    The deciding option of a rule stands in rules before it, if at all.
+    A rule (options, deciding option, values) says: these options have an effect only if the deciding option has one of
+    the values; otherwise they must keep their default. If the deciding option of a rule is itself subject to rules,
+    those come before, so that one pass in this order suffices.
     """
-    return tuple(_every_rule())
+    return tuple(_make_rules())
 
 
-def _every_rule() -> Iterator[Rule]:
+def _make_rules() -> Iterator[Rule]:
     members = losses().values()
     declared = declared_settings()
     yield from _rules_of(declared["loss"], "loss")
@@ -174,13 +194,14 @@ def _every_rule() -> Iterator[Rule]:
     yield ("multilabel",), "batches", ("users",)
     yield ("temperature",), "scale", ("cosine",)
     yield from _rules_of(declared["training"], "solver")
-    of_gradients = ("lr", "weight_decay", "batch_size", "batches", "chunk", "accumulate", "clip", "bf16")
-    yield (*of_gradients, "label_smoothing"), "solver", (GRADIENT,)
-    ways = [way for way in computations().values() if way.name != USUAL]
-    yield ("computation",), "loss", _names(m for m in members if any(way.takes(m) for way in ways))
+    gradient_options = ("lr", "weight_decay", "batch_size", "batches", "chunk", "accumulate", "clip", "bf16")
+    yield (*gradient_options, "label_smoothing"), "solver", (GRADIENT,)
+    others = [computation for computation in computations().values() if computation.name != USUAL]
+    yield ("computation",), "loss", _names(m for m in members if any(other.takes(m) for other in others))
 
 
 def _rules_of(declared: Declared, chooser: str) -> Iterator[Rule]:
+    """An option that rows declare has an effect if the `chooser` chooses one of these rows."""
     for name, rows in declared.items():
         yield (name,), chooser, tuple(dict.fromkeys(row for row, _ in rows))
 
@@ -193,14 +214,14 @@ def _names(members: Iterable[Member]) -> tuple[str, ...]:
 
 
 def flat_name(group: str, key: str) -> str:
-    """The flat name of a setting: that of the group for what chooses a row."""
+    """The flat name of the setting `group.key`: the name of the group if it chooses a row of a table, else `key`."""
     return group if group in GROUPS and GROUPS[group].chooser == key else key
 
 
 def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings under their flat names, from nested tables, dotted keys, flat names or a mixture; values are not read.
+    """Settings under their flat names, from nested tables, dotted keys, flat names or a mixture of them.
 
-    An error for a name that does not exist, and for a setting that is given twice.
+    Names are checked, values are not: a name that does not exist and a setting that is given twice are errors.
 
     >>> flattened({"loss": {"name": "entmax", "alpha": 1.2}, "training.lr": 0.01, "seed": 3})
     {'loss': 'entmax', 'alpha': 1.2, 'lr': 0.01, 'seed': 3}
@@ -213,7 +234,7 @@ def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
     for path, value in _paths(settings):
         group, dot, key = path.partition(".")
         if not dot and path in GROUPS and path not in flat_names:
-            raise ArgumentError(f"`{path}` is a group of settings: it must be a table; got {value!r}.")
+            raise ArgumentError(f"`{path}` is a group of settings, so it must be a table; got {value!r}.")
         if not dot and path not in flat_names:
             raise unknown_name("option", path, [*flat_names, *(name for name in GROUPS if name not in flat_names)])
         if dot and group not in GROUPS:
@@ -222,13 +243,13 @@ def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
             raise unknown_name(f"setting of {group}", key, known[group])
         name = flat_name(group, key) if dot else path
         if name in found:
-            raise ArgumentError(f"`{name}` is given twice, flat and as a setting of its group. Give it once.")
+            raise ArgumentError(f"`{name}` is given twice, under its flat name and in its group. Give it once.")
         found[name] = value
     return found
 
 
 def _paths(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """(dotted path, value) of nested settings; what is flat keeps its name."""
+    """(dotted path, value) of nested settings; (name, value) of flat ones."""
     for key, value in settings.items():
         if isinstance(value, Mapping) and key in GROUPS:
             yield from ((f"{key}.{inner}", each) for inner, each in value.items())
@@ -237,16 +258,16 @@ def _paths(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def by_flat_name(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings under their flat names, whatever they are."""
+    """Settings under their flat names, without checks: names of another version are kept."""
     paths = ((path.partition("."), value) for path, value in _paths(settings))
     return {flat_name(group, key) if dot else group: value for (group, dot, key), value in paths}
 
 
 def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a record in the flat form of version 0.1.0, whichever form the record has.
+    """The settings of a record in the flat form, whichever form the record has.
 
-    What a nested record leaves out, because it has no effect, has its default. A flat one, of that version, is as it
-    was written. Settings that this version does not know are kept.
+    A nested record leaves out settings that have no effect; here they have their default. A flat record, of version
+    0.1.0, is returned as it was written. Settings that this version does not know are kept.
 
     >>> flat({"loss": {"name": "rg"}, "seed": 3})["loss"], flat({"seed": 3, "loss": {"name": "rg"}})["lr"]
     ('rg', 0.001)
@@ -257,12 +278,12 @@ def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
         return dict(settings)
     found = by_flat_name(settings)
     defaults = {option.name: option.default for option in options()}
-    of_old = {name: defaults[name] for name in FLAT_FORM if name in defaults}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in (of_old | found).items()}
+    in_order = {name: defaults[name] for name in FLAT_FORM if name in defaults}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in (in_order | found).items()}
 
 
 def with_source(settings: Mapping[str, Any], rename: Callable[[str], str]) -> dict[str, Any]:
-    """The settings of a record, in the form that they have, with another name of where the data comes from.
+    """The settings of a record, in the form that they have, with the name of the data source changed by `rename`.
 
     >>> with_source({"data": {"source": "a/b.csv"}, "seed": 0}, str.upper)
     {'data': {'source': 'A/B.CSV'}, 'seed': 0}
