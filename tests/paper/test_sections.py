@@ -9,7 +9,7 @@ import pytest
 from manymax.errors import ManymaxError
 from manymax.paper.page_sections import EXTRA, PUBLISHED, findings, numbers
 from manymax.study.report.formats import Cell, ReportTable
-from manymax.study.report.page import PAGE, build, report
+from manymax.study.report.page import PAGE_FILE, build, report
 from manymax.study.report.runs import Trial, read_study, trials
 from manymax.study.report.sections import Extra, Section
 from manymax.study.report.tables import results
@@ -46,7 +46,7 @@ def test_without_them_the_page_does_not_speak_of_the_paper(tmp_path: Path) -> No
     assert "paper" not in pages["without"]
     assert "0.2661" not in pages["without"]
     assert not (tmp_path / "without" / "tables" / "paper.csv").exists()
-    assert (tmp_path / "without" / PAGE).is_file()
+    assert (tmp_path / "without" / PAGE_FILE).is_file()
 
 
 def test_a_section_needs_a_place(tmp_path: Path) -> None:

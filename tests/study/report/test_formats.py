@@ -6,7 +6,7 @@ import csv
 import io
 import math
 
-from manymax.study.report.formats import Cell, ReportTable, comma_separated, figure, latex, markdown
+from manymax.study.report.formats import Cell, ReportTable, comma_separated, latex, markdown, number_text
 
 HOSTILE = "a|b_c & 100% $x$ {y} ~^\\ <script> `*[z]\n#1"
 
@@ -75,7 +75,7 @@ def test_names_cannot_break_a_table() -> None:
 
 
 def test_numbers_that_are_none() -> None:
-    assert figure(math.nan) == figure(math.inf) == "-"
+    assert number_text(math.nan) == number_text(math.inf) == "-"
     assert str(Cell(None, text="none")) == "none"
     assert str(Cell(0.5, digits=1)) == "0.5"
 

@@ -1,1 +1,1 @@
-"""The report: reads records, never models."""
+"""The report of a study: tables, figures and a page, made from the records of runs; models and data are not read."""

@@ -1,4 +1,4 @@
-"""A figure of the report as data, and its two renderings: plotly's JSON for the page, matplotlib for files."""
+"""Figures of the report as data, and their two renderings: plotly's JSON for the page, matplotlib for files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as MatplotlibFigure
 
-# Middle tones, to be read on white and on black; a loss keeps its colour in every figure.
+# Tones of middle brightness, because the page may be white or black; a loss has the same colour in every figure.
 COLOURS = (
     "#4c78a8",
     "#f58518",
@@ -29,15 +29,24 @@ COLOURS = (
 )
 DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}  # plotly's names and matplotlib's
 SYMBOLS = {"circle": "o", "square": "s", "diamond": "D", "triangle-up": "^", "x": "x"}
-FEW = 8  # numbers of an axis that are all labelled
-MANY = 30  # points from which a line goes without markers
-COLUMNS = 3  # panels side by side in a file
-ZERO = "#000000"  # entries that are exactly 0 in a heat map, as in the paper
+MOST_TICKS = 8  # labels on a logarithmic axis
+MOST_MARKERS = 30  # a line with more points is drawn without markers
+PANELS_PER_ROW = 3  # in a PNG or SVG file; the page arranges panels by the width of the window
+ZERO_COLOUR = "#000000"  # of entries that are exactly 0 in a heat map, as in the paper
 
 
 @dataclass(frozen=True)
 class Line:
-    """Points with a name; `spread` is drawn as error bars, `joined` says whether a line goes through the points."""
+    """Points with a name in the legend.
+
+    Args:
+        name: what the legend calls it.
+        x, y: the coordinates; x may be words, for an axis of categories.
+        loss: the loss that it is about, which gives the colour.
+        variant: tells lines of one loss apart by dashes and symbols; 0 is a solid line.
+        spread: half the length of the error bar at each point; None for none.
+        joined: whether a line goes through the points.
+    """
 
     name: str
     x: Sequence[Any]
@@ -49,13 +58,22 @@ class Line:
 
     @property
     def colour(self) -> str:
-        """The colour of its loss."""
+        """The colour of the loss, the same in every figure."""
         return COLOURS[order(self.loss) % len(COLOURS)]
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Lines, or a heat map of `values`, in one pair of axes; colours reach over the exponents `decades`."""
+    """One pair of axes with lines, or with a heat map.
+
+    Args:
+        title: above the axes.
+        x_label, y_label: along the axes.
+        lines: what is drawn, unless it is a heat map.
+        values: the rows of a heat map; the colour of an entry is log10 of its size.
+        log_x, log_y: whether an axis is logarithmic.
+        decades: the least and the largest exponent of the colours of a heat map; None for those of its values.
+    """
 
     title: str
     x_label: str
@@ -67,16 +85,27 @@ class Panel:
     decades: tuple[float, float] | None = None
 
     def ticks(self) -> tuple[list[float] | None, list[float] | None]:
-        """Where the axes are labelled if they are logarithmic: whole numbers of x at themselves where they are few."""
+        """Positions of the labels on the x and the y axis; None leaves them to the renderer.
+
+        Only logarithmic axes get positions. If the x values are a few whole numbers, such as numbers of negatives, each
+        of them is labelled.
+        """
         x = {value for line in self.lines for value in line.x} if self.log_x else set()
         y = [value for line in self.lines for value in line.y] if self.log_y else []
-        themselves = len(x) <= FEW and all(isinstance(value, int) for value in x)
-        return sorted(x) if x and themselves else log_ticks(x), log_ticks(y)
+        label_each = len(x) <= MOST_TICKS and all(isinstance(value, int) for value in x)
+        return sorted(x) if x and label_each else log_ticks(x), log_ticks(y)
 
 
 @dataclass(frozen=True)
 class Figure:
-    """Panels that belong together; `note` says how to read them, or what is missing if there are none."""
+    """Panels that belong together.
+
+    Args:
+        name: what its files are called, without a suffix.
+        title: the line above the panels.
+        note: the sentences below the title that say how to read the panels and what is missing.
+        panels: one or more; a figure without panels is not shown.
+    """
 
     name: str
     title: str
@@ -85,7 +114,9 @@ class Figure:
 
 
 def log_ticks(values: Iterable[float]) -> list[float] | None:
-    """1, 2 and 5 times powers of ten about the values, or the powers alone where these are many.
+    """Labels of a logarithmic axis: 1, 2 and 5 times the powers of ten that cover `values`.
+
+    Where that would be more than `MOST_TICKS`, the powers of ten alone; None where no value is positive.
 
     >>> log_ticks([0.09, 0.45]), log_ticks([3, 20_000]), log_ticks([])
     ([0.1, 0.2, 0.5], [1.0, 10.0, 100.0, 1000.0, 10000.0, 100000.0], None)
@@ -96,19 +127,19 @@ def log_ticks(values: Iterable[float]) -> list[float] | None:
     low, high = min(exponents) - 0.1, max(exponents) + 0.1
     powers = range(math.floor(low), math.ceil(high) + 1)
     finer = [float(f"{step}e{n}") for n in powers for step in (1, 2, 5) if low <= n + math.log10(step) <= high]
-    return finer if len(finer) <= FEW else [float(f"1e{n}") for n in powers]
+    return finer if len(finer) <= MOST_TICKS else [float(f"1e{n}") for n in powers]
 
 
 def interactive(panel: Panel) -> dict[str, Any]:
-    """The panel for plotly: `data` and `layout`; the page adds colours for light and dark."""
+    """The panel as plotly's {"data", "layout"}; the script of the page adds the colours of the light or dark theme."""
     (x_ticks, y_ticks), y_type = panel.ticks(), "log" if panel.log_y else "linear"
     layout = {
         "xaxis": _axis(panel.x_label, _axis_type(panel), x_ticks),
         "yaxis": _axis(panel.y_label, y_type, y_ticks) | ({"autorange": "reversed"} if panel.values else {}),
     }
     if panel.values:
-        return {"data": [_heat(panel)], "layout": layout}
-    return {"data": [_trace(line) for line in panel.lines], "layout": layout}
+        return {"data": [_heat_trace(panel)], "layout": layout}
+    return {"data": [_line_trace(line) for line in panel.lines], "layout": layout}
 
 
 def _axis(label: str, kind: str, ticks: Sequence[float] | None) -> dict[str, Any]:
@@ -127,14 +158,14 @@ def _axis_type(panel: Panel) -> str:
     return "log" if panel.log_x else "linear"
 
 
-def _trace(line: Line) -> dict[str, Any]:
+def _line_trace(line: Line) -> dict[str, Any]:
     trace: dict[str, Any] = {
         "type": "scatter",
         "name": line.name,
         "legendrank": 100 * order(line.loss) + line.variant,
         "x": list(line.x),
         "y": [y if math.isfinite(y) else None for y in line.y],
-        "mode": ("lines" if len(line.x) > MANY else "lines+markers") if line.joined else "markers",
+        "mode": ("lines" if len(line.x) > MOST_MARKERS else "lines+markers") if line.joined else "markers",
         "line": {"color": line.colour, "dash": _nth(DASHES, line.variant), "width": 2},
         "marker": {"color": line.colour, "symbol": _nth(SYMBOLS, line.variant), "size": 5 if line.joined else 10},
     }
@@ -147,35 +178,35 @@ def _nth(table: dict[str, str], index: int) -> str:
     return list(table)[index % len(table)]
 
 
-def _heat(panel: Panel) -> dict[str, Any]:
-    """log10 of the sizes; a cell that is exactly 0 is left out and shows the black behind it."""
+def _heat_trace(panel: Panel) -> dict[str, Any]:
+    """A heat map of log10 |value|; an entry that is exactly 0 is left out, so that the black behind it shows."""
     logs = [[math.log10(abs(v)) if v and math.isfinite(v) else None for v in row] for row in panel.values]
     heat = {"type": "heatmap", "z": logs, "colorscale": "Viridis", "colorbar": {"title": {"text": "log10"}}}
     return heat if panel.decades is None else heat | dict(zip(("zmin", "zmax"), panel.decades, strict=True))
 
 
 def draw(figure: Figure) -> MatplotlibFigure:
-    """The figure for PNG and SVG."""
+    """The figure as matplotlib draws it, for PNG and SVG files."""
     from matplotlib.figure import Figure as MatplotlibFigure
 
-    columns = min(COLUMNS, len(figure.panels))
+    columns = min(PANELS_PER_ROW, len(figure.panels))
     rows = math.ceil(len(figure.panels) / columns)
     drawn = MatplotlibFigure(figsize=(5.2 * columns, 3.8 * rows), layout="constrained")
     for index, panel in enumerate(figure.panels):
         _draw_panel(drawn.add_subplot(rows, columns, index + 1), panel)
-    drawn.suptitle(_plain(figure.title))
+    drawn.suptitle(_escape_text(figure.title))
     named = {h.get_label(): h for axes in drawn.axes for h in axes.get_legend_handles_labels()[0]}
-    if named:  # one legend for all panels
+    if named:  # one legend for all panels, because they have the same lines
         drawn.legend(handles=list(named.values()), loc="outside lower center", ncols=columns * 2, fontsize="x-small")
     drawn.draw_without_rendering()
-    drawn.set_layout_engine("none")  # laid out once, for both files
+    drawn.set_layout_engine("none")  # keep this layout: saving would compute it again for each file
     return drawn
 
 
 def _draw_panel(axes: Axes, panel: Panel) -> None:
-    axes.set(title=_plain(panel.title), xlabel=_plain(panel.x_label), ylabel=_plain(panel.y_label))
+    axes.set(title=_escape_text(panel.title), xlabel=_escape_text(panel.x_label), ylabel=_escape_text(panel.y_label))
     if panel.values:
-        _draw_heat(axes, panel)
+        _draw_heat_map(axes, panel)
         return
     for line in panel.lines:
         axes.errorbar(
@@ -184,10 +215,10 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
             yerr=line.spread,
             color=line.colour,
             linestyle=DASHES[_nth(DASHES, line.variant)] if line.joined else "",
-            marker="" if line.joined and len(line.x) > MANY else SYMBOLS[_nth(SYMBOLS, line.variant)],
+            marker="" if line.joined and len(line.x) > MOST_MARKERS else SYMBOLS[_nth(SYMBOLS, line.variant)],
             markersize=3 if line.joined else 7,
             linewidth=1.5,
-            label=_plain(line.name),
+            label=_escape_text(line.name),
         )
     for scale, set_scale, ticks in zip("xy", (axes.set_xscale, axes.set_yscale), panel.ticks(), strict=True):
         if ticks is not None:
@@ -197,15 +228,15 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
     axes.grid(alpha=0.3)
 
 
-def _draw_heat(axes: Axes, panel: Panel) -> None:
+def _draw_heat_map(axes: Axes, panel: Panel) -> None:
     logs = [[math.log10(abs(v)) if v and math.isfinite(v) else math.nan for v in row] for row in panel.values]
-    axes.set_facecolor(ZERO)
+    axes.set_facecolor(ZERO_COLOUR)
     low, high = panel.decades or (None, None)
     image = axes.imshow(logs, aspect="auto", interpolation="nearest", cmap="viridis", vmin=low, vmax=high)
     axes.figure.colorbar(image, ax=axes, label="log10")
 
 
-def _plain(text: str) -> str:
-    """Text in which matplotlib finds no formulas; a leading underscore would hide a legend's entry."""
+def _escape_text(text: str) -> str:
+    """`text` for matplotlib: a $ would begin a formula, and a leading underscore would hide the entry of a legend."""
     text = text.replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text

@@ -1,4 +1,4 @@
-"""A table of results, and how it is written: Markdown, CSV, LaTeX. (HTML is in the page's template.)"""
+"""`ReportTable`, a table of results, and its text as Markdown, CSV and LaTeX (page.html has the HTML)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-LATEX = str.maketrans(
+LATEX_ESCAPES = str.maketrans(
     {
         **{sign: f"\\{sign}" for sign in "&%$#_{}"},
         "~": r"\textasciitilde{}",
@@ -22,15 +22,22 @@ LATEX = str.maketrans(
         "\n": " ",
     }
 )
-_MARKDOWN = str.maketrans({**{sign: f"\\{sign}" for sign in "\\`*_[]<>|"}, "\n": " "})
+MARKDOWN_ESCAPES = str.maketrans({**{sign: f"\\{sign}" for sign in "\\`*_[]<>|"}, "\n": " "})
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A number with its spread over seeds, or a text.
+    """A cell of a table: a number, perhaps with its spread over seeds, or a text.
 
-    `best` marks the best of a method, `overall` the best of a column; `paper` is a number that some paper
-    prints for the same settings; the cell reaches over `span` columns.
+    Args:
+        value: the number; None for a cell with text.
+        spread: its standard deviation over seeds.
+        text: what is shown where there is no number.
+        best: whether it is the best of its method, printed in bold.
+        overall: whether it is the best of all methods, printed in blue.
+        paper: the number that a paper prints for the same settings.
+        span: how many columns the cell reaches over.
+        digits: digits after the decimal point.
     """
 
     value: float | None = None
@@ -45,19 +52,21 @@ class Cell:
     def __str__(self) -> str:
         if self.value is None:
             return self.text
-        spread = "" if self.spread is None else f" ± {figure(self.spread, self.digits)}"
-        return figure(self.value, self.digits) + spread
+        spread = "" if self.spread is None else f" ± {number_text(self.spread, self.digits)}"
+        return number_text(self.value, self.digits) + spread
 
 
 @dataclass(frozen=True)
 class ReportTable:
-    """Rows under columns, whose headings have one level or several: ("ml-1m", "lr=0.001").
+    """A table whose leading columns hold names and whose other columns hold cells.
 
     Args:
-        name: of its files.
-        headers: headings of the leading columns, which hold names.
-        columns: the other columns, a tuple of headings each.
-        rows: (names, cells); the spans of the cells of a row add up to the number of columns.
+        name: what its files are called, without a suffix.
+        title: the line above the table.
+        headers: headers of the leading columns.
+        columns: headers of the other columns; each is a tuple with one entry per level, like ("ml-1m", "lr=0.001").
+        rows: (names, cells) of each row; the spans of the cells add up to the number of columns.
+        note: the sentences below the table.
     """
 
     name: str
@@ -68,7 +77,7 @@ class ReportTable:
     note: str = ""
 
     def levels(self) -> list[list[tuple[str, int]]]:
-        """Lines of headings, top first, each a list of (heading, number of columns below it)."""
+        """The lines of column headers, top first, each a list of (header, number of columns below it)."""
         depth = max((len(column) for column in self.columns), default=1)
         lines = []
         for level in range(depth):
@@ -77,7 +86,7 @@ class ReportTable:
         return lines
 
     def heights(self) -> list[int]:
-        """Over how many rows the first name of each row reaches; 0 where the row above has it."""
+        """For each row, over how many rows its first name reaches; 0 where it continues the row above."""
         names = [names[:1] for names, _ in self.rows]
         found: list[int] = []
         for _, group in groupby(names):
@@ -86,22 +95,22 @@ class ReportTable:
         return found
 
 
-def figure(value: float, digits: int = 4) -> str:
-    """A number for a table.
+def number_text(value: float, digits: int = 4) -> str:
+    """A number as a table shows it; a dash for nan and infinity.
 
-    >>> figure(0.26614), figure(12.5, 1), figure(float("nan"))
+    >>> number_text(0.26614), number_text(12.5, 1), number_text(float("nan"))
     ('0.2661', '12.5', '-')
     """
     return f"{value:.{digits}f}" if math.isfinite(value) else "-"
 
 
 def escape(text: str) -> str:
-    """Text as Markdown shows it, in one line."""
-    return text.translate(_MARKDOWN)
+    """`text` in one line, with the signs escaped that Markdown would take for formatting."""
+    return text.translate(MARKDOWN_ESCAPES)
 
 
 def markdown(table: ReportTable) -> str:
-    """GitHub's Markdown: **best of a method**, ***best of a column***, (a paper's number)."""
+    """The table as GitHub's Markdown: **best of a method**, ***best of a data set***, (a paper's number)."""
     headers = [*table.headers, *(" ".join(column) for column in table.columns)]
     lines = [[escape(head) for head in headers], ["---"] * len(headers)]
     for names, cells in table.rows:
@@ -113,48 +122,55 @@ def markdown(table: ReportTable) -> str:
 
 def _markdown_cell(cell: Cell) -> str:
     stars = "***" if cell.overall else "**" if cell.best else ""
-    paper = "" if cell.paper is None else f" ({figure(cell.paper, cell.digits)})"
+    paper = "" if cell.paper is None else f" ({number_text(cell.paper, cell.digits)})"
     return f"{stars}{escape(str(cell))}{stars}{paper}"
 
 
 def comma_separated(table: ReportTable) -> str:
-    """CSV with full precision: a column for the mean, and further ones for spread and paper where there are any."""
-    sides = [
-        side for side in ("spread", "paper") if any(getattr(c, side) is not None for _, cs in table.rows for c in cs)
+    """The table as CSV with full precision, each column followed by one for the spread and one for the paper's number.
+
+    These further columns are left out where no cell of the table has such a number.
+    """
+    extras = [
+        extra for extra in ("spread", "paper") if any(getattr(c, extra) is not None for _, cs in table.rows for c in cs)
     ]
-    headers = [" ".join((*column, side)).strip() for column in table.columns for side in ("", *sides)]
+    headers = [" ".join((*column, extra)).strip() for column in table.columns for extra in ("", *extras)]
     out = io.StringIO()
     write = csv.writer(out, lineterminator="\n")
     write.writerow([*table.headers, *headers])
     for names, cells in table.rows:
-        groups = ([cell.text if cell.value is None else repr(cell.value), *_sides(cell, sides)] for cell in cells)
-        padded = _spread_out(groups, cells, [""] * (1 + len(sides)))
+        groups = ([cell.text if cell.value is None else repr(cell.value), *_extras(cell, extras)] for cell in cells)
+        padded = _spread_out(groups, cells, [""] * (1 + len(extras)))
         write.writerow([*map(_no_formula, names), *(text for group in padded for text in group)])
     return out.getvalue()
 
 
-def _sides(cell: Cell, sides: Iterable[str]) -> list[str]:
-    values = (getattr(cell, side) for side in sides)
+def _extras(cell: Cell, extras: Iterable[str]) -> list[str]:
+    values = (getattr(cell, extra) for extra in extras)
     return ["" if value is None else repr(value) for value in values]
 
 
 def _no_formula(text: str) -> str:
-    """Spreadsheets run what begins with these signs."""
+    """`text`, quoted if a spreadsheet would run it as a formula: names come from data, which may be hostile."""
     return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t") else text
 
 
 def latex(table: ReportTable) -> str:
-    """A `tabular` for booktabs and xcolor: bold for the best of a method, blue for the best of a column."""
+    """The table as a LaTeX `tabular` (booktabs, xcolor): bold is the best of a method, blue that of a data set."""
     last = max((level for level, _ in enumerate(table.levels())), default=0)
     lines = []
-    for level, headings in enumerate(table.levels()):
+    for level, headers in enumerate(table.levels()):
         names = table.headers if level == last else [""] * len(table.headers)
         lines.append(
-            [*(name.translate(LATEX) for name in names), *(_latex_span(h.translate(LATEX), n) for h, n in headings)]
+            [
+                *(name.translate(LATEX_ESCAPES) for name in names),
+                *(_latex_span(h.translate(LATEX_ESCAPES), n) for h, n in headers),
+            ]
         )
     head = " \\\\\n".join(" & ".join(line) for line in lines)
     body = " \\\\\n".join(
-        " & ".join([*(n.translate(LATEX) for n in names), *map(_latex_cell, cells)]) for names, cells in table.rows
+        " & ".join([*(n.translate(LATEX_ESCAPES) for n in names), *map(_latex_cell, cells)])
+        for names, cells in table.rows
     )
     shape = "l" * len(table.headers) + "c" * len(table.columns)
     return "\n".join(
@@ -173,7 +189,7 @@ def latex(table: ReportTable) -> str:
 
 
 def _latex_cell(cell: Cell) -> str:
-    text = str(cell).translate(LATEX)
+    text = str(cell).translate(LATEX_ESCAPES)
     if cell.best or cell.overall:
         text = f"\\textbf{{{text}}}"
     if cell.overall:
@@ -186,10 +202,10 @@ def _latex_span(text: str, span: int) -> str:
 
 
 def _spread_out(texts: Iterable[T], cells: Sequence[Cell], blank: T) -> Iterator[T]:
-    """One text a column: a cell over several columns fills the first of them."""
+    """One text per column: a cell that reaches over several columns fills the first, and the others get `blank`."""
     for text, cell in zip(texts, cells, strict=True):
         yield text
         yield from [blank] * (cell.span - 1)
 
 
-FORMATS = {"md": markdown, "csv": comma_separated, "tex": latex}
+TABLE_WRITERS = {"md": markdown, "csv": comma_separated, "tex": latex}

@@ -1,4 +1,4 @@
-"""The report: one page that needs no network, and its tables and figures as files."""
+"""Write the report of a study: one HTML page that needs no network, and its tables and figures as files."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from manymax.members import BASELINE, FAMILY
 from manymax.study.files import atomic_write
 from manymax.study.report import figures, pace, tables
 from manymax.study.report.drawing import Figure, draw, interactive
-from manymax.study.report.formats import FORMATS, ReportTable
-from manymax.study.report.formats import figure as format_figure
+from manymax.study.report.formats import TABLE_WRITERS, ReportTable, number_text
 from manymax.study.report.runs import Study, Trial, is_sampled, read_study, trials
 from manymax.study.report.sections import Extra, Published, Section
 
-PAGE = "report.html"
-IMAGES = ("png", "svg")
-ONE = {
+PAGE_FILE = "report.html"
+IMAGE_FORMATS = ("png", "svg")
+SINGULAR = {  # the labels at the top of the page, for a count of 1
     "finished runs": "finished run",
     "losses": "loss",
     "backbones": "backbone",
@@ -44,12 +43,12 @@ def report(
     """Read the runs below `folder` and write the page, the tables and the figures.
 
     Args:
-        folder: of a study or of one run; or a file of kept runs.
-        out: where to write. If left out, it is `folder`/report, or, for a file NAME.jsonl, NAME_report in the working
+        folder: the folder of a study or of one run, or a file of kept runs.
+        out: the folder to write to; if left out, `folder`/report or, for a file NAME.jsonl, NAME_report in the working
             folder.
-        images: whether to write PNG and SVG too.
-        extra: sections that the caller adds.
-        published: numbers of others that stand beside ours in the tables of results.
+        images: whether to write the figures as PNG and SVG files too.
+        extra: sections that the caller adds to the page.
+        published: published numbers to print beside ours in the tables of results.
 
     Returns:
         The path of the page.
@@ -65,16 +64,17 @@ def report(
 
 def _write_all(out: Path, study: Study, sections: Sequence[Section], images: bool) -> Path:
     for table in (table for section in sections for table in section.tables if table.rows):
-        for suffix, write in FORMATS.items():
+        for suffix, write in TABLE_WRITERS.items():
             _write(out / "tables" / f"{table.name}.{suffix}", write(table))
     if images:
         for figure in (figure for section in sections for figure in section.figures):
             _save_images(figure, out / "figures")
-    _write(out / PAGE, render(study, sections))
-    return out / PAGE
+    _write(out / PAGE_FILE, render(study, sections))
+    return out / PAGE_FILE
 
 
 def _write(path: Path, text: str) -> None:
+    """Write a text file that appears whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as partial:
         partial.write_text(text, encoding="utf-8")
@@ -85,131 +85,158 @@ def _save_images(figure: Figure, folder: Path) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     drawn = draw(figure)
-    with matplotlib.rc_context({"svg.hashsalt": figure.name}):  # the same records give the same file
-        for suffix in IMAGES:
+    with matplotlib.rc_context({"svg.hashsalt": figure.name}):  # no random ids: the same records give the same file
+        for suffix in IMAGE_FORMATS:
             metadata = {"Date": None} if suffix == "svg" else None
             with atomic_write(folder / f"{figure.name}.{suffix}") as partial:
                 drawn.savefig(partial, format=suffix, dpi=120, metadata=metadata)
 
 
 def build(study: Study, extra: Sequence[Extra] = (), published: Published | None = None) -> list[Section]:
-    """The sections of the page from what the study holds, with those that the caller adds in their places."""
-    made = trials(study.done)
+    """The sections of the page, in their order; those that the caller adds stand where their `before` says."""
+    all_trials = trials(study.done)
     sections = [
-        _results(made, study, published),
-        _significance(made),
-        _curves(made),
-        _sampling(made, published),
-        _growth(made),
-        _gradients(made),
-        _approximations(made),
-        _cost(made),
-        _data(made),
+        _results(all_trials, study, published),
+        _significance(all_trials),
+        _curves(all_trials),
+        _sampling(all_trials, published),
+        _growth(all_trials),
+        _gradients(all_trials),
+        _approximations(all_trials),
+        _cost(all_trials),
+        _data(all_trials),
         _gaps(study),
         Section("runs", "All runs", tables=(tables.all_runs(study),), folded=True),
     ]
     for each in extra:
         ids = [section.id for section in sections]
         check_choice("before", each.before, ids)
-        sections.insert(ids.index(each.before), each.build(made))
+        sections.insert(ids.index(each.before), each.build(all_trials))
     return sections
 
 
-def _results(made: Sequence[Trial], study: Study, published: Published | None) -> Section:
-    backbones = dict.fromkeys(trial.backbone for trial in made)
-    found = tuple(tables.results(made, backbone, published) for backbone in backbones)
-    missing = () if made else (f"No run has finished: {_count(study)}. There is nothing to compare yet.",)
-    return Section("results", "Results", tables=found, missing=missing)
-
-
-def _significance(made: Sequence[Trial]) -> Section:
-    table = tables.significance(made)
-    gap = "A test needs two methods on the same data and backbone, with the metrics of each user."
-    return Section("significance", "Significance", tables=_full(table), missing=() if table.rows else (gap,))
-
-
-def _curves(made: Sequence[Trial]) -> Section:
-    drawn = (
-        figures.curves(made, "epoch", "epoch"),
-        figures.curves(made, "seconds_train", "training seconds"),
+def _results(all_trials: Sequence[Trial], study: Study, published: Published | None) -> Section:
+    backbones = dict.fromkeys(trial.backbone for trial in all_trials)
+    found = tuple(tables.results(all_trials, backbone, published) for backbone in backbones)
+    missing = () if all_trials else (f"No run has finished: {_statuses(study)}. There is nothing to compare yet.",)
+    text = (
+        "Every method ranks all items for every test user; these are the mean metrics. N, P and R are NDCG, precision"
+        " and recall of the top of the ranking, the more the better; `popularity` ranks items by how often they occur."
     )
-    gap = "No run has recorded a curve."
-    return Section("curves", "Curves", figures=_drawn(drawn), missing=() if drawn[0].panels else (gap,))
+    return Section("results", "Results", text, tables=found, missing=missing)
 
 
-def _sampling(made: Sequence[Trial], published: Published | None) -> Section:
+def _significance(all_trials: Sequence[Trial]) -> Section:
+    table = tables.significance(all_trials)
+    reason = "A test needs two methods on the same data and backbone, with the metrics of each user in their folders."
+    text = "Whether the best method of each data set and backbone is better than the others by more than chance."
+    missing = () if table.rows else (reason,)
+    return Section("significance", "Significance", text, tables=_with_rows(table), missing=missing)
+
+
+def _curves(all_trials: Sequence[Trial]) -> Section:
+    drawn = (
+        figures.curves(all_trials, "epoch", "epoch"),
+        figures.curves(all_trials, "seconds_train", "training seconds"),
+    )
+    reason = "No run has recorded its metrics after each epoch, so there are no curves to draw."
+    text = "The validation metric during training."
+    return Section("curves", "Curves", text, figures=_with_panels(drawn), missing=() if drawn[0].panels else (reason,))
+
+
+def _sampling(all_trials: Sequence[Trial], published: Published | None) -> Section:
     sweeps: list[tuple[str, dict[str, Any], str]] = [
         ("num_negatives", {"sampler": "uniform"}, "Numbers of negatives, uniform proposal"),
         ("sampler", {}, "Proposals"),
     ]
-    found = [tables.sweep(made, *each, published) for each in sweeps]
-    drawn = [figures.sweep(made, *each) for each in sweeps]
+    found = [tables.sweep(all_trials, *each, published) for each in sweeps]
+    drawn = [figures.sweep(all_trials, *each) for each in sweeps]
     losses = " or ".join(name for name in FAMILY if is_sampled(name))
-    gap = f"No study of negatives: run {losses} with several `num_negatives` or `sampler`."
+    reason = f"Nothing here compares negatives: run {losses} with several values of `num_negatives` or `sampler`."
     kept = tuple(table for table in found if table is not None)
-    return Section("sampling", "Negatives", figures=_drawn(drawn), tables=kept, missing=() if kept else (gap,))
+    text = (
+        "How the number of negatives, and the proposal that they are drawn from, change the results of sampled losses."
+    )
+    missing = () if kept else (reason,)
+    return Section("sampling", "Negatives", text, figures=_with_panels(drawn), tables=kept, missing=missing)
 
 
-def _growth(made: Sequence[Trial]) -> Section:
-    figure = figures.growth(made)
-    gap = "The regret against the Bayes ranking needs runs on `planted` data of several sizes."
-    return Section("growth", "Bayes ranking", figures=_drawn([figure]), missing=() if figure.panels else (gap,))
+def _growth(all_trials: Sequence[Trial]) -> Section:
+    figure = figures.growth(all_trials)
+    reason = "This figure needs runs on `planted` data of several sizes: only there the best possible ranking is known."
+    text = "Whether the methods come closer to the best possible ranking as the data grows."
+    missing = () if figure.panels else (reason,)
+    return Section("growth", "Bayes ranking", text, figures=_with_panels([figure]), missing=missing)
 
 
-def _cost(made: Sequence[Trial]) -> Section:
-    return Section("cost", "Cost", figures=_drawn([figures.trade_off(made)]), tables=_full(pace.cost(made)))
+def _cost(all_trials: Sequence[Trial]) -> Section:
+    drawn, table = figures.trade_off(all_trials), pace.cost(all_trials)
+    text = "Time and memory of training."
+    return Section("cost", "Cost", text, figures=_with_panels([drawn]), tables=_with_rows(table))
 
 
-def _data(made: Sequence[Trial]) -> Section:
-    return Section("data", "Data", tables=(*_full(tables.data_sets(made)), *tables.cards(made)))
+def _data(all_trials: Sequence[Trial]) -> Section:
+    text = "How large the data sets are, and what each step of their preparation left."
+    return Section("data", "Data", text, tables=(*_with_rows(tables.data_sets(all_trials)), *tables.cards(all_trials)))
 
 
 def _gaps(study: Study) -> Section:
     gaps = [*study.unreadable]
     if study.unfinished:
         names = ", ".join(path.name for path in study.unfinished[:5]) + (", ..." if len(study.unfinished) > 5 else "")
-        gaps.append(f"{len(study.unfinished)} runs are under way or were interrupted ({names}); start the study again.")
+        gaps.append(
+            f"{len(study.unfinished)} runs are under way or were interrupted ({names}); starting the study again"
+            " finishes those that were interrupted."
+        )
     text = "" if gaps or study.failed else "Every run has finished."
-    return Section("gaps", "What is missing", text, tables=_full(tables.not_done(study)), missing=tuple(gaps))
+    return Section("gaps", "What is missing", text, tables=_with_rows(tables.not_done(study)), missing=tuple(gaps))
 
 
-def _gradients(made: Sequence[Trial]) -> Section:
-    drawn = _drawn(figures.heat_maps(made, what) for what in ("gradients", "jacobian"))
-    gap = f"No model has been probed; `manymax study` does so for exact losses.{_probe_errors(made)}"
-    return Section("gradients", "Gradients", figures=drawn, missing=() if drawn else (gap,))
+def _gradients(all_trials: Sequence[Trial]) -> Section:
+    drawn = _with_panels(figures.heat_maps(all_trials, what) for what in ("gradients", "jacobian"))
+    reason = f"No gradients were measured; `manymax study` does so at the end of a run.{_probe_errors(all_trials)}"
+    text = "Which items get a gradient from a trained model, and how much of it."
+    return Section("gradients", "Gradients", text, figures=drawn, missing=() if drawn else (reason,))
 
 
-def _approximations(made: Sequence[Trial]) -> Section:
-    drawn, table = figures.bias_variance(made), tables.approximations(made)
-    gap = f"Bias and variance are measured at models that `manymax study` has trained with {BASELINE.name}."
-    gap += _probe_errors(made)
-    found = _drawn([drawn])
+def _approximations(all_trials: Sequence[Trial]) -> Section:
+    drawn, table = figures.bias_variance(all_trials), tables.approximations(all_trials)
+    reason = f"Bias and variance are measured at models that `manymax study` has trained with {BASELINE.name}."
+    reason += _probe_errors(all_trials)
+    text = f"How far sampled losses are from the {BASELINE.name} loss on the scores of trained models."
     return Section(
-        "bias", "Bias and variance", figures=found, tables=_full(table), missing=() if found else (gap,), folded=True
+        "bias",
+        "Bias and variance",
+        text,
+        figures=_with_panels([drawn]),
+        tables=_with_rows(table),
+        missing=() if drawn.panels else (reason,),
+        folded=True,
     )
 
 
-def _probe_errors(made: Sequence[Trial]) -> str:
-    errors = {run.probe["error"] for trial in made for run in trial.runs if "error" in run.probe}
-    return f" What went wrong: {'; '.join(sorted(errors))}" if errors else ""
+def _probe_errors(all_trials: Sequence[Trial]) -> str:
+    errors = {run.probe["error"] for trial in all_trials for run in trial.runs if "error" in run.probe}
+    return f" Measuring failed: {'; '.join(sorted(errors))}" if errors else ""
 
 
-def _full(*found: ReportTable) -> tuple[ReportTable, ...]:
-    return tuple(table for table in found if table.rows)
+def _with_rows(*candidates: ReportTable) -> tuple[ReportTable, ...]:
+    return tuple(table for table in candidates if table.rows)
 
 
-def _drawn(found: Iterable[Figure]) -> tuple[Figure, ...]:
-    return tuple(figure for figure in found if figure.panels)
+def _with_panels(candidates: Iterable[Figure]) -> tuple[Figure, ...]:
+    return tuple(figure for figure in candidates if figure.panels)
 
 
-def _count(study: Study) -> str:
+def _statuses(study: Study) -> str:
+    """How many runs have which status, as words: "3 done, 1 diverged"."""
     counts: Counter[str] = Counter(run.record.status for run in study.runs)
     counts["under way"] += len(study.unfinished)
     return ", ".join(f"{count} {status}" for status, count in counts.items() if count) or "no runs"
 
 
 def render(study: Study, sections: Sequence[Section]) -> str:
-    """The page as text; whatever comes from data or settings is escaped."""
+    """The HTML of the page; everything that comes from data or settings is escaped."""
     environment = Environment(
         loader=PackageLoader("manymax.study.report", "."), autoescape=True, undefined=StrictUndefined
     )
@@ -221,23 +248,23 @@ def render(study: Study, sections: Sequence[Section]) -> str:
     }
     return environment.get_template("page.html").render(
         title=study.title,
-        subtitle=f"Runs: {_count(study)}.",
+        subtitle=f"Runs: {_statuses(study)}.",
         facts=_facts(study),
         sections=sections,
         origin=_origin(study),
-        figure=format_figure,
+        number_text=number_text,
         charts=_script(panels),
         plotly=Markup(_plotly().replace("</script", "<\\/script")),
     )
 
 
 def _plotly() -> str:
-    """plotly.js, as the Python package carries it; its Python part is not needed."""
+    """The source of plotly.js, from inside of the Python package `plotly`."""
     return (resources.files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
 
 
 def _script(content: Any) -> Markup:
-    """JSON that may stand inside of a script: names from data cannot close it."""
+    """`content` as JSON inside of a <script>, with < > & escaped: a name from the data cannot close the script."""
     text = json.dumps(content, allow_nan=False)
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
@@ -245,6 +272,7 @@ def _script(content: Any) -> Markup:
 
 
 def _facts(study: Study) -> list[tuple[str, str]]:
+    """The counts at the top of the page: [("3", "losses"), ...]."""
     done = study.done
     hours = sum(sum(run.record.seconds.values()) for run in study.runs) / 3600
     counts = {
@@ -255,13 +283,13 @@ def _facts(study: Study) -> list[tuple[str, str]]:
         "seeds": len({run.settings["seed"] for run in done}),
     }
     return [
-        *((str(count), ONE[name] if count == 1 else name) for name, count in counts.items()),
-        (f"{hours:.1f} h" if hours >= 1 else f"{60 * hours:.1f} min", "of running"),
+        *((str(count), SINGULAR[name] if count == 1 else name) for name, count in counts.items()),
+        (f"{hours:.1f} h" if hours >= 1 else f"{60 * hours:.1f} min", "of computing"),
     ]
 
 
 def _origin(study: Study) -> str:
-    """Versions and machines of the runs."""
+    """The versions and machines that the runs were made with, for the foot of the page."""
     versions = {", ".join(f"{k} {v}" for k, v in run.record.versions.items()) for run in study.runs}
     machines = {", ".join(f"{k}: {v}" for k, v in run.record.machine.items()) for run in study.runs}
     return "Versions: " + "; ".join(sorted(versions)) + ". Machines: " + "; ".join(sorted(machines)) + "."

@@ -1,4 +1,7 @@
-"""What a page is made of, and what a caller may add to it: sections of its own, and published numbers beside ours."""
+"""The parts of a report's page: sections with tables, figures and cards.
+
+A caller can add sections of its own (`Extra`), and published numbers beside ours in the tables (`Published`).
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,16 @@ from manymax.study.report.runs import Trial
 
 @dataclass(frozen=True)
 class Card:
-    """A statement with its verdict; the rule and the cases that led to the verdict are folded away below it.
+    """A box on the page with a statement and a verdict on it; rule and cases behind the verdict are folded away.
 
     Args:
         title: the statement.
-        verdict: "confirmed" and "contradicted" have a colour of their own, any other one stands for open.
-        remark: what stands behind the verdict in the same line.
-        missing: what a verdict lacks, one line each.
+        verdict: "confirmed" is shown in green and "contradicted" in red, any other word in yellow.
+        remark: further words in the line of the verdict.
+        missing: what is missing for a verdict, one line each.
         rule: how the verdict is reached.
-        cases: (whose cases these are, the cases); a case says whether it supports the statement, or None for open,
-            and why.
+        cases: (whose cases these are, the cases); a case is (whether it supports the statement, None if that is open;
+            why).
     """
 
     title: str
@@ -33,13 +36,22 @@ class Card:
 
     @property
     def count(self) -> int:
-        """How many cases there are of the first kind, which are those of the study itself."""
+        """The number of cases of the study itself, which come first in `cases`."""
         return len(self.cases[0][1]) if self.cases else 0
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page; `missing` says what is not there and what to do about it."""
+    """A section of the page.
+
+    Args:
+        id: the anchor of the section in the page.
+        title: its headline.
+        text: a paragraph below the headline.
+        cards, figures, tables: its content, shown in this order.
+        missing: sentences about what is not there and what to do about it.
+        folded: whether the reader has to open each table with a click.
+    """
 
     id: str
     title: str
@@ -53,11 +65,11 @@ class Section:
 
 @dataclass(frozen=True)
 class Extra:
-    """A section that a caller adds to those of every page.
+    """A section that a caller adds to the page.
 
     Args:
-        before: the id of the section that it stands before.
-        build: makes it of the trials of the study.
+        before: the id of the section in front of which it is put.
+        build: makes the section from the trials of the study.
     """
 
     before: str
@@ -66,11 +78,11 @@ class Extra:
 
 @dataclass(frozen=True)
 class Published:
-    """Numbers that others have published, to stand beside ours in tables of results.
+    """Published numbers to print beside ours in the tables of results.
 
     Args:
         value: from a trial and the name of a metric to the published number; None where there is none.
-        note: says below a table with such numbers where they stand and whose they are.
+        note: the sentence below a table with such numbers that says where they stand and who published them.
     """
 
     value: Callable[[Trial, str], float | None]
