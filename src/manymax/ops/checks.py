@@ -61,15 +61,15 @@ def visible(*tensors: Tensor) -> bool:
     # private functions below
     if torch.compiler.is_compiling():
         return False
+    # a generator, so that nothing private is asked where the device already decides
     hidden = (_is_fake(t) or _is_transformed(t) for t in tensors)
     return all(t.device.type == "cpu" for t in tensors) and not any(hidden)
 
 
 def learned(tensor: Tensor) -> bool:
-    """Whether a gradient with respect to `tensor` may be asked for.
-
-    Under the `torch.func` transforms `requires_grad` does not show it, so that a wrapped tensor counts as learned.
-    """
+    """Whether a gradient with respect to `tensor` may be asked for."""
+    # Inside `torch.func.grad` a tensor is wrapped and `requires_grad` is False: every wrapped tensor counts as learned,
+    # because a gradient too many costs time and one too few is wrong. torch.compile shows `requires_grad` as it is.
     return tensor.requires_grad or (not torch.compiler.is_compiling() and _is_transformed(tensor))
 
 
@@ -88,9 +88,11 @@ def check_scores(scores: Tensor, argument: str = "scores") -> None:
 def check_finite(maximum: Tensor) -> None:
     """Raise if `maximum`, the maxima of rows of scores, shows nan, +inf or a row in which every class is masked.
 
-    The maxima are enough, and are at hand in every kernel: `amax` keeps nan, a +inf is the maximum of its row, and
-    only a row of nothing but -inf has the maximum -inf.
+    Args:
+        maximum: the largest score of each row, of any shape.
     """
+    # The maxima are enough, and every kernel has them at hand: `amax` keeps nan, a +inf is the maximum of its row, and
+    # only a row of nothing but -inf has the maximum -inf. One look at (rows,) numbers replaces one at all scores.
     if not visible(maximum) or maximum.isfinite().all():
         return
     if maximum.isnan().any():
@@ -103,9 +105,11 @@ def check_finite(maximum: Tensor) -> None:
 def working(scores: Tensor) -> tuple[Tensor, torch.dtype]:
     """The scores in the dtype of the arithmetic, which is float32 at least, and the dtype of the result.
 
-    Half precision is computed in float32: sums over thousands of classes would lose all digits. The result has the
-    dtype of the scores, except under autocast, which asks for float32 as `torch.nn.functional.cross_entropy` does.
+    Half precision is computed in float32. The result has the dtype of the scores, except under autocast, where it is
+    float32 as that of `torch.nn.functional.cross_entropy`.
     """
+    # bfloat16 has 8 bits: a sum over classes stops growing once it is 256 times as large as its terms, and float16
+    # overflows at 65504
     if scores.dtype not in (torch.float16, torch.bfloat16):
         return scores, scores.dtype
     autocast = torch.is_autocast_enabled(scores.device.type)
@@ -113,9 +117,7 @@ def working(scores: Tensor) -> tuple[Tensor, torch.dtype]:
 
 
 def full_precision(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Context in which autocast is off, so that products keep the precision of their operands.
-
-    On a device that knows no autocast, where switching it off would be an error, the context does nothing.
-    """
+    """Context in which autocast is off, so that products keep the precision of their operands."""
+    # a device that knows no autocast, such as "meta", refuses to have it switched off
     device = tensor.device.type
     return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()

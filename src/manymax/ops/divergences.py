@@ -21,6 +21,7 @@ def chi_square(probs: Tensor, q: Tensor) -> Tensor:
         tensor(0.3333)
     """
     # a sum of squares is never negative; sum p^2 / q - 1 would cancel to a small negative number for p = q
+    # every division has a divisor of 1 where q = 0, so that gradients stay finite in the classes that do not count
     ratio = torch.where(q > 0, probs / torch.where(q > 0, q, 1), torch.where(probs > 0, torch.inf, 1))
     return torch.where(q > 0, q * (ratio - 1).square(), torch.where(probs > 0, torch.inf, 0)).sum(-1)
 
@@ -54,11 +55,12 @@ def jensen_shannon(probs: Tensor, q: Tensor, weight: float = 0.5) -> Tensor:
         weight: of p, between 0 and 1.
 
     Returns:
-        (...); always finite for 0 < weight < 1, because m > 0 wherever p > 0 or q > 0.
+        (...); finite for 0 < weight < 1.
 
     Example:
         >>> jensen_shannon(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]))
         tensor(0.6931)
     """
+    # both terms are finite, because the mixture is positive wherever p or q is
     mixture = weight * probs + (1 - weight) * q
     return weight * kl(probs, mixture) + (1 - weight) * kl(q, mixture)

@@ -43,10 +43,8 @@ NumberOrColumn = float | Tensor  # alpha or beta: one number for all rows, or a 
 
 
 def level_is_v(beta: NumberOrColumn) -> bool:
-    """Whether the level is kept as v = (w - 1) / beta instead of w.
-
-    With one beta per row it is always v: some of the rows may have beta = 0, where w = 1 says nothing.
-    """
+    """Whether the level is kept as v = (w - 1) / beta instead of w."""
+    # with one beta per row it is always v: some rows may have beta = 0, where w is 1 for every p_top
     return isinstance(beta, Tensor) or beta < V_BELOW
 
 
@@ -93,10 +91,11 @@ def power_bases(d: Tensor, level: Tensor, beta: NumberOrColumn, out: Tensor) -> 
 def _floored_exp_(x: Tensor) -> Tensor:
     """exp(x) in place, and exactly 0 where exp(x) is below e^-80 (float32) or e^-700 (float64).
 
-    Denormal results and exp(-inf) take the processor tens of nanoseconds each. So x is clamped from below, and the
-    exponential of the bound, with a margin for its rounding, is subtracted from everything: what was at the bound
-    becomes 0, and nothing else moves by more than 2e-35.
+    Every other result is too small by at most 2e-35.
     """
+    # Denormal results and exp(-inf) take the processor tens of nanoseconds each, a normal one less than one. So x is
+    # clamped from below, and the exponential of the bound, with a margin for its rounding, is subtracted from
+    # everything: what was at the bound becomes exactly 0, as the support of a sparse map requires.
     low = _LOG_SMALLEST[x.dtype]
     return x.clamp_(min=low).exp_().sub_(1.001 * math.exp(low)).clamp_(min=0)
 
@@ -133,9 +132,9 @@ def mass_and_slope(d: Tensor, level: Tensor, beta: NumberOrColumn, scratch: Tens
         d: (rows, classes) s - max s; kept.
         level: (rows, 1).
         beta: alpha - 1.
-        scratch: (rows, classes), overwritten; the same one for every step, because touching new memory
-            costs twice as much as an exponential.
+        scratch: (rows, classes), overwritten.
     """
+    # the caller hands in the same scratch for every step: touching new memory costs twice as much as an exponential
     u = power_bases(d, level, beta, scratch)
     if isinstance(beta, float) and beta in (0.5, 1.0):
         first = u.sum(-1, keepdim=True)
@@ -213,10 +212,11 @@ def probs_and_conjugate_(
     Returns:
         p (rows, classes), log p_top (rows, 1) in float64, and Omega*(s) - max s (rows, 1).
     """
+    # in float64, also for float32 rows: `apply` computes the level anew from it, and should get this one again
     log_top = log_top_from_level(level.double(), beta.double() if isinstance(beta, Tensor) else beta)
     u = power_bases(d, level, beta, torch.empty_like(d) if scratch is None else scratch)
     # d is read for the last time here: u is kept beside p, because both are in the sum below
     p = torch.mul(u, u, out=d) if isinstance(beta, float) and beta == 0.5 else probabilities_(d, level, beta)
-    mean = u.mul_(p).sum(-1, keepdim=True) - 1
+    mean = u.mul_(p).sum(-1, keepdim=True) - 1  # E_p[u - 1], because the p sum to 1
     v = level if level_is_v(beta) else (level - 1) / beta
     return p, log_top, mean / alpha - v

@@ -6,9 +6,7 @@ from torch import Tensor
 
 
 def lookup(table: Tensor, ids: Tensor) -> Tensor:
-    """table[ids].
-
-    On the CPU `index_select` with flat ids is 3 to 5 times faster than indexing with a tensor.
+    """table[ids], fast.
 
     Args:
         table: (C, ...).
@@ -22,4 +20,5 @@ def lookup(table: Tensor, ids: Tensor) -> Tensor:
         >>> lookup(torch.tensor([10, 11, 12]), torch.tensor([[2, 0], [1, 1]])).tolist()
         [[12, 10], [11, 11]]
     """
+    # on the CPU `index_select` with flat ids is 3 to 5 times faster than indexing with a tensor
     return table.index_select(0, ids.reshape(-1)).view(ids.shape + table.shape[1:])

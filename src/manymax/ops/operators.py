@@ -38,10 +38,12 @@ def _merge_alpha(size: int, rows: int, alpha: Tensor, dim: int | None) -> Tensor
     """`alpha` for the merged rows: still () if it is one number for all, else (size * rows, 1)."""
     if dim is None and alpha.ndim == 0:
         return alpha  # one shared number can take the search for long rows, one per row cannot
+    # (), (rows, 1) or with the mapped dimension in front of either: all become (size, 1 or rows, 1)
     batched = alpha.expand(size, *alpha.shape) if dim is None else alpha.movedim(dim, 0)
     return batched.reshape(size, -1, 1).expand(size, rows, 1).reshape(size * rows, 1)
 
 
+# Rules for vmap: no loop over the mapped dimension, whose entries become rows of one larger call.
 @solve.register_vmap
 def _(info, in_dims, scores: Tensor, alpha: Tensor):  # type: ignore[no-untyped-def]
     size = info.batch_size

@@ -10,9 +10,6 @@ BLOCK_BYTES = 8 * 2**20
 def row_blocks(num_rows: int, row_size: int, budget: int = BLOCK_BYTES) -> list[slice]:
     """Slices that cover `num_rows` rows: as many rows each as the budget allows, and at least one.
 
-    The blocks depend on the sizes alone, not on free memory or on the machine, so that results are the same in every
-    run.
-
     Args:
         num_rows: number of rows in all; 0 gives no block.
         row_size: what one row needs, in bytes or in whatever unit the budget has.
@@ -25,5 +22,7 @@ def row_blocks(num_rows: int, row_size: int, budget: int = BLOCK_BYTES) -> list[
         >>> row_blocks(5, row_size=4, budget=8)
         [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
     """
+    # From the sizes alone, not from free memory or the machine: sums over blocks are then rounded the same way in every
+    # run.
     size = max(1, budget // max(1, row_size))
     return [slice(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]

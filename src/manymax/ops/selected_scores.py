@@ -25,10 +25,8 @@ TABLE_ADVANTAGE = 6
 
 
 def table_is_cheaper(num_queries: int, num_classes: int, num_selected: int) -> bool:
-    """Whether a table of all scores costs less than `num_selected` single scores.
-
-    The sizes alone decide, so that forward and backward pass take the same way and the advisor can predict it.
-    """
+    """Whether a table of all scores costs less than `num_selected` single scores."""
+    # the sizes alone decide: forward and backward pass then take the same way, and the advisor can predict it
     table = num_queries * num_classes
     return table <= min(TABLE_FLOATS, TABLE_ADVANTAGE * num_selected)
 
@@ -62,6 +60,7 @@ def selected_scores(input: Tensor, linear_weight: Tensor, ids: Tensor, rows: Ten
         >>> selected_scores(torch.tensor([[2.0]]), torch.tensor([[1.0], [5.0]]), torch.tensor([[1, 1, 0]]))
         tensor([[10., 10.,  2.]])
     """
+    # no graph here: autograd would keep the copies of class vectors, or the table, until the backward pass
     with torch.no_grad():
         if table_is_cheaper(len(input), len(linear_weight), ids.numel()):
             table = input @ linear_weight.T
@@ -97,6 +96,7 @@ def entry_scores(input: Tensor, linear_weight: Tensor, rows: Tensor, ids: Tensor
             starts = torch.bincount(rows + 1, minlength=len(input) + 1).cumsum(0)
             return _scores_in_place(input, linear_weight, starts, ids)
         out = input.new_empty(len(ids))
+        # queries are copied too, one for each entry, because entries of a query have no common length
         step = max(1, GATHERED_FLOATS // max(1, input.shape[1]))
         for start in range(0, len(ids), step):
             part = slice(start, start + step)

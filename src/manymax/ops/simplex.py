@@ -80,9 +80,10 @@ def candidates(scores: Tensor, beta: float) -> tuple[list[Candidates], Tensor, T
 def group_maxima(scores: Tensor) -> Tensor:
     """The maxima of groups of 16 classes, (rows, width + tail) for scores (rows, classes), width = classes // 16.
 
-    Group l holds the classes l, l + width, l + 2 width, ...: the maximum is then taken over whole stretches of memory,
-    which is faster than over 16 neighbours. The classes that fill no group follow one by one.
+    Group l holds the classes l, l + width, l + 2 width, ... The classes that fill no group follow one by one.
     """
+    # strided groups, not neighbours: the maxima of neighbouring groups are then taken over 16 stretches of memory that
+    # are read in order, many groups per instruction
     rows, classes = scores.shape
     width = classes // GROUP
     grouped = scores[:, : GROUP * width].view(rows, GROUP, width)
@@ -102,13 +103,14 @@ def collect(
         scores: (rows, classes).
         group_tops: (rows, width + tail), from `group_maxima`.
         maximum: (rows, 1), handed on with the candidates.
-        origin, cut: (rows, 1) each. They are not added up: origin + cut would be rounded to the origin where scores
-            are large, the difference s - origin of two close numbers is exact.
+        origin, cut: (rows, 1) each.
 
     Returns:
         the candidates, in a few pieces with disjoint rows, and the rows (m,) that are in no piece.
     """
     width = scores.shape[1] // GROUP
+    # s - origin > cut, never s > origin + cut: where scores are large the sum would be rounded to the origin, while the
+    # difference of two close numbers is exact
     open_groups = (group_tops[:, :width] - origin > cut).sum(1)  # (rows,)
     few_open = open_groups <= max(1, width // 8)
     if width == 0:  # fewer than 16 classes: nothing to open
@@ -263,9 +265,7 @@ def solve(scores: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         alpha: () for all rows or (rows, 1), values in [1, 2].
 
     Returns:
-        the maximum of each row, log p_top (float64) and Omega*(s) - max s, (rows,) each. The first two are all that
-        `apply` needs to compute the probabilities, so that no (rows, classes) table has to be kept for the backward
-        pass.
+        the maximum of each row, log p_top (float64) and Omega*(s) - max s, (rows,) each.
 
     Example: sparsemax of (1, 0.5, -1) is (0.75, 0.25, 0).
 
@@ -274,8 +274,11 @@ def solve(scores: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         >>> apply(scores, alpha, maximum, log_top, torch.ones(1))
         tensor([[0.7500, 0.2500, 0.0000]])
     """
+    # No probabilities are returned: from maximum and log p_top `apply` computes them anew in the backward pass, so that
+    # autograd keeps two numbers per row instead of a (rows, classes) table.
     rows, classes = scores.shape
     shared = float(alpha) if alpha.ndim == 0 else None
+    # one alpha per row is a rare case: all of its rows are searched whole
     long = shared is not None and shared > 1 and classes > SHORT_ROW
     parts: list[list[Tensor]] = []
     for block in row_blocks(rows, classes, SCORES_PER_SWEEP if long else SCORES_PER_BLOCK):
@@ -320,13 +323,13 @@ def apply(scores: Tensor, alpha: Tensor, maximum: Tensor, log_top: Tensor, scale
 def vjp(probs: Tensor, alpha: float, grad: Tensor) -> Tensor:
     """J g = a (g - <a, g> / sum a) with a = p^(2 - alpha) on the support and 0 elsewhere, (rows, classes).
 
-    The Jacobian J = diag(a) - a a^T / sum a is symmetric, so that this is its product from both sides.
-
     Args:
         probs: (rows, classes) the probabilities p.
         alpha: one number for all rows.
         grad: (rows, classes) the gradient g with respect to the probabilities.
     """
+    # J = diag(a) - a a^T / sum a is symmetric: the product from the left and from the right are the same. It is never
+    # formed, which would take (rows, classes, classes).
     out = torch.empty_like(probs)
     for block in row_blocks(probs.shape[0], probs.shape[1], SCORES_PER_BLOCK):
         p, g = probs[block], grad[block]
