@@ -1,4 +1,4 @@
-"""The table of claims: complete, in step with the facts, and run again; and a false claim is noticed."""
+"""The paper's claims: every cell of its tables is there, agrees with the facts and holds; a false one is noticed."""
 
 from __future__ import annotations
 
@@ -17,10 +17,16 @@ from manymax.paper.claims import CLAIMS, STATUSES, TABLES, Claim, run_claims
 from manymax.paper.evidence import CheckResult, denied
 
 CELLS = {"Table 1": 4 * 4, "Table 2": 4 * 6, "Table 3": 6 * 3, "Table 4": 8 * 2}
-FACTS = {"consistency": "calibrated", "order": "order", "smoothness": "smoothness", "cost of an epoch": "cost"}
+# {property of a claim: the field of `Facts` that states it}.
+FACT_OF_PROPERTY = {
+    "consistency": "calibrated",
+    "order": "order_preservation",
+    "smoothness": "smoothness",
+    "cost of an epoch": "cost",
+}
 
 
-def test_every_cell_is_there_once() -> None:
+def test_every_cell_of_the_tables_is_there_once() -> None:
     counts = Counter(claim.table for claim in CLAIMS)
     assert {table: counts[table] for table in CELLS} == CELLS
     assert set(counts) == set(TABLES)
@@ -29,17 +35,18 @@ def test_every_cell_is_there_once() -> None:
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: f"{claim.table}-{claim.member}-{claim.property}")
-def test_a_claim_says_all(claim: Claim) -> None:
+def test_a_claim_has_a_status_texts_and_a_known_member(claim: Claim) -> None:
     assert claim.status in STATUSES
     assert all((claim.printed, claim.value, claim.source))
     assert claim.member.partition(",")[0] in FAMILY
 
 
 def test_claims_and_facts_agree() -> None:
-    """A fact that the paper contradicts is no confirmed claim, and the other way round."""
+    """A claim has the text of its fact, and is confirmed exactly if its fact is."""
+    assert set(FACT_OF_PROPERTY) <= {claim.property for claim in CLAIMS}
     for claim in CLAIMS:
-        if claim.property in FACTS and claim.table != "Text":
-            fact = getattr(FAMILY[claim.member].facts, FACTS[claim.property])
+        if claim.property in FACT_OF_PROPERTY and claim.table != "Text":
+            fact = getattr(FAMILY[claim.member].facts, FACT_OF_PROPERTY[claim.property])
             assert claim.value == fact.text
             assert (claim.status == "confirmed") == (fact.status == "confirmed"), claim
 
@@ -51,7 +58,7 @@ def test_a_claim_holds_when_run_again(claim: Claim) -> None:
     assert found.measured
 
 
-def test_a_broken_check_does_not_hold() -> None:
+def test_a_check_that_raises_an_error_does_not_hold() -> None:
     claim = replace(CLAIMS[0], check=lambda: CheckResult(bool(1 / 0), ""))
     found = claim.run().finding
     assert not found.holds
@@ -62,15 +69,15 @@ def test_only_the_wanted_tables_run() -> None:
     assert {result.claim.table for result in run_claims(["Table 3"])} == {"Table 3"}
 
 
-def test_denial() -> None:
+def test_denied_turns_a_check_that_fails_into_one_that_holds() -> None:
     assert denied(lambda: CheckResult(False, "why")) == CheckResult(True, "why")
 
 
-# A false statement is noticed: each check with something of the library replaced by a wrong one ------
+# A false claim is noticed: each check is run with a part of the library replaced by a wrong one ------
 
 
 def broken(monkeypatch: pytest.MonkeyPatch, name: str, wrong: object, check: object, *arguments: str) -> bool:
-    """Whether `check` stops holding when `name` of its module is replaced."""
+    """Whether `check` holds, and no longer holds when `name` in its module is replaced by `wrong`."""
     assert check(*arguments).holds  # type: ignore[operator]
     monkeypatch.setattr(inspect.getmodule(check), name, wrong)
     return not check.__wrapped__(*arguments).holds  # type: ignore[attr-defined]
@@ -101,7 +108,7 @@ def test_a_wrong_chi_square_is_noticed(monkeypatch: pytest.MonkeyPatch, check: o
 
 
 def family_with(name: str, **facts: object) -> dict[str, object]:
-    """The family with changed facts of one member."""
+    """The family with some fields of the facts of one member replaced."""
     member = FAMILY[name]
     changed = {key: replace(getattr(member.facts, key), **values) for key, values in facts.items()}  # type: ignore[arg-type]
     return dict(FAMILY) | {name: replace(member, facts=replace(member.facts, **changed))}
@@ -128,7 +135,7 @@ def test_an_inconsistent_member_is_noticed(monkeypatch: pytest.MonkeyPatch, name
     )
 
 
-def test_a_sort_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cost_of_sorting_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = simplex.solve
 
     class Sorting:

@@ -16,19 +16,21 @@ from manymax.errors import ArgumentError
 from manymax.members import FAMILY
 from manymax.members.rankmax.theory import rankmax_levels
 from manymax.members.taylor_softmax.theory import taylor_branches
-from manymax.theory.consistency import (
+from manymax.theory.consistency import consistency
+from manymax.theory.label_laws import (
     CONSISTENCY_METRICS,
     LabelLaw,
-    all_samples,
-    closed_form,
-    conditional_risk,
-    consistency,
-    descend_risk,
     expected_metric,
-    minimisers,
     position_weights,
     random_law,
     regret,
+)
+from manymax.theory.risk import (
+    all_samples,
+    closed_form,
+    conditional_risk,
+    descend_risk,
+    minimisers,
     search_minimisers,
 )
 

@@ -14,7 +14,6 @@ from manymax.errors import ArgumentError, ManymaxError
 from manymax.members import FAMILY
 from manymax.members.nce.theory import expected_nce_curvature
 from manymax.paper.learning_rates import rate_ordering
-from manymax.theory.consistency import conditional_risk
 from manymax.theory.rates import (
     contractions,
     descend,
@@ -23,6 +22,7 @@ from manymax.theory.rates import (
     rates,
     worst_head,
 )
+from manymax.theory.risk import conditional_risk
 
 SMOOTH = [("softmax", {}), ("sparsemax", {}), ("entmax", {"alpha": 1.5}), ("entmax", {"alpha": 1.2}), ("rg", {})]
 

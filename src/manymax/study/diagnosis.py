@@ -23,8 +23,8 @@ from manymax.study.files import atomic_write, write_json
 from manymax.study.serve import Served
 from manymax.theory.approximations import approximations, tree_log_probs, variant_names
 from manymax.theory.bias_variance import divergences, drawn, estimate
-from manymax.theory.cases import MASKED
 from manymax.theory.gradients import by_score, gradient, tie_loss, top_jacobian, undrawn_probability, without_signal
+from manymax.theory.inputs import MASKED_LOG_PROB
 from manymax.theory.jacobian import spectral_norm
 from manymax.theory.order_preservation import member_map
 
@@ -170,7 +170,7 @@ def _approximations(subject: Subject, sizes: Sequence[int]) -> Iterator[tuple[st
 
     If some scores are masked (-inf), variants that cannot handle masks are left out too.
     """
-    masked = bool((subject.scores.log_softmax(-1) <= MASKED).any())
+    masked = bool((subject.scores.log_softmax(-1) <= MASKED_LOG_PROB).any())
     known = approximations()
     for name in sorted(known, key=lambda name: KINDS_IN_ORDER.index(FAMILY[name].kind)):
         given: dict[str, Any] = {}

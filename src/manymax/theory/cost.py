@@ -1,7 +1,8 @@
-"""What a training step costs, before it is run: flops, bytes, parameters touched, memory and seconds.
+"""The cost of a training step, predicted: flops, bytes, parameters touched, memory and seconds.
 
-A step is the loss of N queries with P positives each, and its gradients to queries (N, d) and class vectors (C, d);
-the optimizer is not in it. Table 4 of the paper, with what it leaves out (d, P, the three products of a dense step):
+A step is the loss of N queries with P positives each, and its gradients to queries (N, d) and class vectors (C, d); the
+optimizer is not included. The table follows Table 4 of the paper and adds what that leaves out: d, P, and the three
+matrix products of a dense step (scores, gradient to queries, gradient to class vectors).
 
     member                          flops              entries           class vectors touched
     softmax, Taylor-softmax         6 N C d            N C               C
@@ -14,8 +15,9 @@ the optimizer is not in it. Table 4 of the paper, with what it leaves out (d, P,
     hierarchical softmax            6 N P L d          N P L             at most N P L, L: mean length of a path
     RG                              (4 C + 6 N) d^2    C d               C
 
-Seconds are such counts times what the machine takes for one of each, which `measure_machine` finds in a few seconds.
-"blocked" is the way of manymax's heads, "plain" that of autograd on full tables.
+Seconds are the counts of each kind of work times the seconds that the machine takes for one unit of it, which
+`measure_machine` finds in a few seconds. The way "blocked" is that of manymax's heads, which score a block of rows at a
+time; "plain" is autograd on full (N, C) tables.
 """
 
 from __future__ import annotations
@@ -41,9 +43,12 @@ def cost(member: str, shape: Shape, way: str = "blocked") -> Cost:
     """Flops, bytes, parameters touched and memory of one step of a member.
 
     Args:
-        member: a name of `FAMILY`.
-        shape: the sizes.
+        member: name of a member in `FAMILY`.
+        shape: the sizes of the step.
         way: "blocked", as manymax's heads compute; or "plain", autograd on full tables.
+
+    Returns:
+        The counts.
 
     Example:
         >>> shape = Shape(batch=2048, num_classes=40_400, dim=64, num_negatives=100)
@@ -67,14 +72,16 @@ def predict_seconds(member: str, shape: Shape, machine: Machine, way: str = "blo
 
 
 def measure_machine(seconds: float = 3.0, dim: int = 64) -> Machine:
-    """Time small pieces of each kind of work on this processor, in turns, and take medians.
+    """Measure the seconds that this machine takes for one unit of each kind of work.
+
+    Small probes of all kinds run in turns, so that a slow moment of the machine slows all of them; medians are taken.
 
     Args:
-        seconds: to spend, about; each piece runs three times at least.
-        dim: d, which decides how well a product with class vectors uses the processor.
+        seconds: time to spend, about; each probe is counted at least three times.
+        dim: d, on which it depends how well a product with class vectors uses the processor.
 
     Returns:
-        the machine. Threads are as torch has them.
+        Seconds per unit of each kind of work, with the number of threads that torch is set to.
     """
     if not 0 < seconds < math.inf:
         raise ArgumentError(f"`seconds` must be a finite number above 0; got {seconds!r}.")
@@ -88,11 +95,12 @@ def measure_machine(seconds: float = 3.0, dim: int = 64) -> Machine:
             run()
             times[name].append((time.perf_counter() - start) / count)
         rounds += 1
-    return Machine(**{name: statistics.median(found[1:]) for name, found in times.items()})
+    # The first run of each probe pays for fresh memory and cold caches and is not counted.
+    return Machine(**{name: statistics.median(measured[1:]) for name, measured in times.items()})
 
 
 def _probes(dim: int) -> dict[str, tuple[Callable[[], object], int]]:
-    """name -> (a piece of work, how much of that kind it is)."""
+    """{kind of work: (a function that does some of it, how many units it does)}; kinds are the fields of `Work`."""
     rows, classes, ids = 128, 1 << 15, 1 << 14
     queries, vectors, scores = torch.randn(rows, dim), torch.randn(classes, dim), torch.randn(rows, classes)
     gradient, big, cached = torch.zeros(classes, dim), torch.zeros(1 << 23), torch.randn(1 << 18)
@@ -109,15 +117,18 @@ def _probes(dim: int) -> dict[str, tuple[Callable[[], object], int]]:
         "exponentials": (lambda: torch.softmax(scores, 1, out=scores), scores.numel()),
         "passes": (lambda: [cached.clamp_(min=-1) for _ in range(8)], 8 * cached.numel()),
         "fresh": (lambda: torch.empty(1 << 23).zero_(), 1 << 23),
-        "near": (_picking(NEAR, dim, ids), ids * dim),
-        "far": (_picking(FAR, dim, ids), ids * dim),
+        "near": (_gather_probe(NEAR, dim, ids), ids * dim),
+        "far": (_gather_probe(FAR, dim, ids), ids * dim),
         "sorted": (lambda: keys.argsort(stable=True), len(keys)),
         "calls": (lambda: [one + 1 for _ in range(500)], 500),
     }
 
 
-def _picking(size: int, dim: int, count: int) -> Callable[[], object]:
-    """Weighted sums of vectors from a table of `size` bytes; other ones each time, or they would be in cache."""
+def _gather_probe(size: int, dim: int, count: int) -> Callable[[], object]:
+    """A function that gathers and sums `count` random vectors from a table of `size` bytes.
+
+    Every call takes other vectors: those of the last call would still be in cache.
+    """
     table = torch.zeros(max(1, size // (FLOAT * dim)), dim)
     weights, offsets = torch.ones(count), torch.arange(0, count, 64)
 

@@ -1,16 +1,17 @@
-"""Ties and gradients: what ties cost a ranking, which classes get a signal, and matrices to look at.
+"""Ties and gradients: what ties cost a ranking, which classes get a gradient, and matrices sorted for heat maps.
 
-    ties       m values at positions z+1 .. z+m, r of them relevant, in random order have the expected DCG
-               (r/m) sum_i w_{z+i}, w_i = 1/log2(i+1); in the best order they have sum_{i <= r} w_{z+i}
+    ties       m tied values at positions z+1 .. z+m, r of them relevant, have the expected DCG (r/m) sum_i w_{z+i} if
+               they are ranked at random, w_i = 1/log2(i+1); ranked in the best way they have sum_{i <= r} w_{z+i}
     direction  d = sum_i sum_j w_{position of i} (e_j - e_i) over relevant i and irrelevant j: the gradient of a
                pairwise loss that is consistent with DCG
-    alignment  <p - y, d>; with the zeros of the irrelevant classes filled by f_j it grows by sum_j f_j sum_i w_i
+    alignment  <p - y, d>; if the zero probabilities of irrelevant classes j are replaced by f_j, it grows by
+               sum_j f_j sum_i w_i
 
-The paper prints "at least" for the loss by ties and "at most" for the alignment: both are equalities. It also calls d
-the direction of improvement, while the formula is that of a gradient; as -d the inequality would be reversed. Sparse
-maps have ties in their probabilities and none in the scores: whoever ranks by scores loses nothing.
+The paper prints "at least" for the cost of ties and "at most" for the alignment: both are equalities. It also calls d
+the direction of improvement, while the formula is that of a gradient; with -d the inequality would be reversed. Sparse
+maps tie probabilities and not scores: a ranking by scores loses nothing.
 
-Reference: the paper's section "Theoretical understandings of WOP".
+Citation: the paper's section "Theoretical understandings of WOP" (weak order preservation).
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from manymax.theory.order_preservation import Map
 
 
 def expected_dcg(values: Tensor, relevant: Tensor, cutoff: int | None = None) -> Tensor:
-    """The DCG of a ranking by `values` in which ties are broken at random: (r/m) sum_i w_{z+i} for each block of ties.
+    """Expected DCG of a ranking by `values` with ties broken at random: (r/m) sum_i w_{z+i} for each group of ties.
 
     Args:
-        values: (..., C) scores or probabilities, highest first.
+        values: (..., C) scores or probabilities; the highest is ranked first.
         relevant: (..., C) bool.
-        cutoff: positions beyond it count nothing.
+        cutoff: positions beyond it add nothing; None for all positions.
 
     Returns:
         (...) float64.
@@ -45,27 +46,37 @@ def expected_dcg(values: Tensor, relevant: Tensor, cutoff: int | None = None) ->
         tensor(0.8155, dtype=torch.float64)
     """
     _check_relevant(values, relevant)
-    ranked, order = values.sort(-1, descending=True)
+    ranked, permutation = values.sort(-1, descending=True)
     weights = discounts(values.shape[-1], cutoff).expand(values.shape)
     starts = torch.cat([torch.ones_like(ranked[..., :1], dtype=torch.bool), ranked[..., 1:] != ranked[..., :-1]], -1)
-    block = starts.cumsum(-1) - 1  # number of the block of ties at each position
+    group = starts.cumsum(-1) - 1  # number of the group of ties at each position
+    # Each class of a group gets the mean weight of the group's positions.
     zero = torch.zeros_like(weights)
-    mean = zero.scatter_add(-1, block, weights) / zero.scatter_add(-1, block, torch.ones_like(weights)).clamp(min=1)
-    return (mean.gather(-1, block) * relevant.gather(-1, order)).sum(-1)
+    sizes = zero.scatter_add(-1, group, torch.ones_like(weights)).clamp(min=1)
+    mean = zero.scatter_add(-1, group, weights) / sizes
+    return (mean.gather(-1, group) * relevant.gather(-1, permutation)).sum(-1)
 
 
 def best_dcg(values: Tensor, relevant: Tensor, cutoff: int | None = None) -> Tensor:
-    """The DCG of a ranking by `values` in which ties are broken in favour of relevant classes, (...) float64."""
+    """DCG of a ranking by `values` with ties broken in favour of relevant classes, (...); see `expected_dcg`."""
     _check_relevant(values, relevant)
-    first = relevant.int().argsort(dim=-1, descending=True, stable=True)
-    order = first.gather(-1, values.gather(-1, first).argsort(dim=-1, descending=True, stable=True))
-    return (discounts(values.shape[-1], cutoff) * relevant.gather(-1, order)).sum(-1)
+    # Two stable sorts, by relevance and then by value: among tied classes the relevant ones come first.
+    by_relevance = relevant.int().argsort(dim=-1, descending=True, stable=True)
+    by_value = values.gather(-1, by_relevance).argsort(dim=-1, descending=True, stable=True)
+    permutation = by_relevance.gather(-1, by_value)
+    return (discounts(values.shape[-1], cutoff) * relevant.gather(-1, permutation)).sum(-1)
 
 
 def tie_loss(values: Tensor, relevant: Tensor, cutoff: int | None = None) -> Tensor:
-    """What ties cost: sum_{i <= r} w_{z+i} - (r/m) sum_{i <= m} w_{z+i} over all blocks of ties, (...) float64.
+    """Best minus expected DCG: sum_{i <= r} w_{z+i} - (r/m) sum_{i <= m} w_{z+i}, summed over all groups of ties.
 
-    Example: sparsemax ties the classes that it gives nothing; their scores do not tie.
+    Args:
+        values, relevant, cutoff: as in `expected_dcg`.
+
+    Returns:
+        (...) float64, never negative.
+
+    Example: sparsemax gives several classes the probability 0, which ties them; their scores are not tied.
 
         >>> import manymax
         >>> scores, relevant = torch.tensor([3.0, 1.0, 0.5, 0.0]), torch.tensor([False, True, False, False])
@@ -79,8 +90,13 @@ def dcg_direction(scores: Tensor, relevant: Tensor) -> Tensor:
     """d = sum_i sum_j w_{position of i} (e_j - e_i) over relevant i and irrelevant j, (..., C) float64.
 
     Args:
-        scores: (..., C), which give the positions.
+        scores: (..., C), whose ranking gives the positions.
         relevant: (..., C) bool.
+
+    Example: the relevant class is second, so its weight is 1 / log2(3).
+
+        >>> dcg_direction(torch.tensor([2.0, 1.0, 0.0]), torch.tensor([False, True, False]))
+        tensor([ 0.6309, -1.2619,  0.6309], dtype=torch.float64)
     """
     _check_relevant(scores, relevant)
     position = scores.argsort(dim=-1, descending=True, stable=True).argsort(-1)
@@ -91,9 +107,11 @@ def dcg_direction(scores: Tensor, relevant: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Alignment:
-    """<p - y, d> of a sparse map, the same with its zeros filled, and what the zeros lose, (...) each.
+    """Alignment of the gradient of a sparse map with the direction of DCG, (...) each.
 
-    sparse = filled - lost, exactly.
+    sparse: <p - y, d>.
+    filled: the same with the zero probabilities of irrelevant classes filled.
+    lost: filled - sparse, by its own formula.
     """
 
     sparse: Tensor
@@ -102,16 +120,16 @@ class Alignment:
 
 
 def alignment(probs: Tensor, scores: Tensor, relevant: Tensor, fill: Tensor) -> Alignment:
-    """How much of the direction of DCG the gradient p - y of a sparse map has, and how much more without zeros.
+    """The alignment <p - y, d> of the gradient of a sparse map, and what its zero probabilities take from it.
 
     Args:
-        probs: (..., C) what a sparse map makes of the scores.
+        probs: (..., C) the sparse map of the scores.
         scores: (..., C).
         relevant: (..., C) bool, y.
-        fill: (..., C) not negative: what the irrelevant classes with p_j = 0 would have.
+        fill: (..., C) not negative: probabilities that replace the zeros of irrelevant classes.
 
     Returns:
-        Alignment: three numbers a row.
+        Three numbers per row, (...) each.
 
     Example:
         >>> import manymax
@@ -128,7 +146,7 @@ def alignment(probs: Tensor, scores: Tensor, relevant: Tensor, fill: Tensor) -> 
 
 
 def zeroed_negatives(probs: Tensor, relevant: Tensor) -> Tensor:
-    """Z(s) = {j: p_j = 0 and y_j = 0}, (..., C) bool: negatives whose gradient p_j - y_j is 0."""
+    """The set {j: p_j = 0 and y_j = 0} as (..., C) bool: negatives whose gradient p_j - y_j is 0."""
     _check_relevant(probs, relevant)
     return (probs == 0) & ~relevant
 
@@ -139,8 +157,8 @@ def gradient(member: Member, scores: Tensor, target: Tensor, **settings: Any) ->
     Args:
         member: a row of `FAMILY` whose loss sees all scores.
         scores: (N, C).
-        target: as the loss takes it.
-        settings: the member's own, such as `alpha`.
+        target: labels (N,), or any other target of the member's loss.
+        settings: settings of the member, such as `alpha`.
 
     Returns:
         (N, C).
@@ -168,7 +186,7 @@ def sampled_gradient(
     generator: torch.Generator | None = None,
     **settings: Any,
 ) -> Tensor:
-    """The gradient of a sampled loss in the scores of all classes, in the mean over draws.
+    """The gradient of a sampled loss in the scores of all classes, averaged over draws.
 
     Args:
         member: a row of `FAMILY` that draws negatives.
@@ -176,12 +194,12 @@ def sampled_gradient(
         target: (N,) labels.
         log_q: (C,) the proposal.
         num_negatives: k.
-        draws: how often each row draws k negatives.
-        generator: of the draws.
-        settings: the member's own, such as `correction`.
+        draws: how many times each row draws k negatives.
+        generator: of the draws; torch's default if None.
+        settings: settings of the member, such as `correction`.
 
     Returns:
-        (N, C); 0 at classes that were not drawn.
+        (N, C); 0 at classes that are neither the label nor drawn.
 
     Example:
         >>> from manymax.members import FAMILY
@@ -209,7 +227,7 @@ def sampled_gradient(
 
 
 def without_signal(gradient: Tensor, target: Tensor) -> Tensor:
-    """The negatives that learn nothing: gradient 0 and not the label, (N, C) bool.
+    """The negatives that learn nothing, (N, C) bool: their gradient is 0 and they are not the label.
 
     >>> without_signal(torch.tensor([[0.75, -0.75, 0.0]]), torch.tensor([1]))
     tensor([[False, False,  True]])
@@ -219,7 +237,7 @@ def without_signal(gradient: Tensor, target: Tensor) -> Tensor:
 
 
 def undrawn_probability(log_q: Tensor, num_negatives: int) -> Tensor:
-    """(1 - q_j)^k, (C,): how likely class j gets no signal from k draws.
+    """The probability (1 - q_j)^k that class j is in none of k draws and gets no gradient as a negative, (C,).
 
     >>> undrawn_probability(torch.tensor([0.5, 0.25, 0.25]).log(), 2)
     tensor([0.2500, 0.5625, 0.5625])
@@ -228,32 +246,33 @@ def undrawn_probability(log_q: Tensor, num_negatives: int) -> Tensor:
 
 
 def by_score(matrix: Tensor, scores: Tensor) -> Tensor:
-    """A matrix to look at: classes in decreasing order of their scores.
+    """A matrix with its classes sorted by decreasing score, for heat maps.
 
     Args:
-        matrix: (N, C), each row in the order of its own scores; or (C, C), a Jacobian, both ways.
+        matrix: (N, C), of which each row is sorted by its own scores; or a Jacobian (C, C), of which rows and columns
+            are sorted.
         scores: (N, C) for the first, (C,) for the second.
 
     Returns:
-        The matrix, reordered.
+        The matrix in the new arrangement, of the same shape.
 
     Example:
         >>> by_score(torch.tensor([[0.1, 0.7, 0.2]]), torch.tensor([[0.0, 2.0, 1.0]]))
         tensor([[0.7000, 0.2000, 0.1000]])
     """
-    order = scores.argsort(dim=-1, descending=True, stable=True)
+    permutation = scores.argsort(dim=-1, descending=True, stable=True)
     if scores.ndim == 1:
-        return matrix[order][:, order]
-    return matrix.gather(-1, order)
+        return matrix[permutation][:, permutation]
+    return matrix.gather(-1, permutation)
 
 
 def top_jacobian(map: Map, scores: Tensor, count: int) -> Tensor:
-    """The Jacobian among the classes with the highest scores, in their order, without a (C, C) table.
+    """The part of a map's Jacobian that belongs to the classes with the highest scores, without a (C, C) table.
 
     Args:
-        map: scores (C,) to probabilities (C,).
+        map: function from scores (C,) to probabilities (C,).
         scores: (C,).
-        count: how many classes, n.
+        count: n, the number of classes; the highest score comes first.
 
     Returns:
         (n, n).
@@ -265,12 +284,13 @@ def top_jacobian(map: Map, scores: Tensor, count: int) -> Tensor:
                 [-0.5000,  0.5000]])
     """
     leaf = scores.detach().requires_grad_()
-    probs, order = map(leaf), scores.argsort(dim=-1, descending=True, stable=True)[:count]
-    rows = [torch.autograd.grad(probs[i], leaf, retain_graph=True)[0][order] for i in order]
+    probs, highest = map(leaf), scores.argsort(dim=-1, descending=True, stable=True)[:count]
+    rows = [torch.autograd.grad(probs[i], leaf, retain_graph=True)[0][highest] for i in highest]
     return torch.stack(rows)
 
 
 def _check_relevant(values: Tensor, relevant: Tensor) -> None:
+    """Raise an error unless values are scores and `relevant` is a bool tensor of the same shape."""
     check_scores(values, "values")
     if not isinstance(relevant, Tensor) or relevant.dtype != torch.bool:
         kind = relevant.dtype if isinstance(relevant, Tensor) else type(relevant).__name__

@@ -1,14 +1,15 @@
-"""Curvature: the Jacobian of a map, its rank and null space, its spectral norm and bounds of it.
+"""Curvature: the Jacobian of a map, its rank and null space, its spectral norm and bounds of that norm.
 
     softmax, sparsemax, entmax   J = diag(a) - a a' / sum(a),   a = p^(2 - alpha) on the support, 0 elsewhere
     rankmax, given y             J = ((I - p 1') - (1 - m p) e_y') / S on the support
-    taylor_softmax               J = (diag(f') - p f'') / F     (f' as a column and as a row)
+    taylor_softmax               J = (diag(g) - p g') / F,   g the derivatives of the polynomial f, F = sum(f)
     rg                           J = (I - 1 1' / C) / C
 
-Each member's record has its formula, in `theory.jacobian`. For a Fenchel-Young loss J is the Hessian of the loss, so
-its norm is the loss's curvature. Rankmax's loss has another Hessian.
+A prime stands for the transpose; rankmax has the support size m and S = sum_j max(0, s_j - s_y + 1). Each member gives
+its formula in `Member.theory.jacobian`. For a Fenchel-Young loss J is the Hessian of the loss, so its norm is the
+loss's curvature. The Hessian of rankmax's loss is another matrix.
 
-Reference: the paper's section B.4.
+Citation: the paper's section B.4.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ def jacobian(
     Args:
         member: a row of `FAMILY` that has a map.
         scores: (..., C).
-        target: (...) labels, for a map that needs them; class 0 unless given.
-        method: "closed", the formula that the member's record gives, autograd where it gives none; or "autograd".
-        settings: the member's own, such as `alpha`.
+        target: (...) labels, for a map that needs them; class 0 if None.
+        method: "closed" for the member's formula, or autograd where it has none; "autograd" for autograd always.
+        settings: settings of the member, such as `alpha`.
 
     Returns:
         (..., C, C).
@@ -59,21 +60,22 @@ def jacobian(
 
 
 def _by_autograd(map: Map, scores: Tensor) -> Tensor:
-    """One row of J per backward pass, for all rows of scores at once."""
+    """J (..., C, C) by one backward pass per class, each for all rows of scores at once."""
     leaf = scores.detach().requires_grad_()
-    columns = map(leaf).reshape(-1, scores.shape[-1]).sum(0)
-    rows = [torch.autograd.grad(column, leaf, retain_graph=True)[0] for column in columns]
-    return torch.stack(rows, -2)
+    # Rows of scores do not interact, so the gradient of sum over the rows of p_i holds row i of J for each of them.
+    sums = map(leaf).reshape(-1, scores.shape[-1]).sum(0)
+    rows_of_j = [torch.autograd.grad(total, leaf, retain_graph=True)[0] for total in sums]
+    return torch.stack(rows_of_j, -2)
 
 
 def null_space(jacobian: Tensor, tolerance: float = 1e-9) -> Tensor:
-    """An orthonormal basis of {v: J v = 0}, (C, C - rank): score changes that the map does not see.
+    """An orthonormal basis of {v: J v = 0}, (C, C - rank): changes of the scores that do not change the map's result.
 
     Args:
         jacobian: (C, C).
         tolerance: singular values up to this share of the largest count as 0.
 
-    Example: softmax does not see shifts.
+    Example: adding a constant to all scores does not change softmax.
         >>> from manymax.members import FAMILY
         >>> null_space(jacobian(FAMILY["softmax"], torch.tensor([2.0, 1.0, 0.0]))).abs().T
         tensor([[0.5774, 0.5774, 0.5774]])
@@ -89,7 +91,8 @@ def rank(jacobian: Tensor, tolerance: float = 1e-9) -> Tensor:
 
 
 def _cut(values: Tensor, tolerance: float) -> Tensor:
-    """What counts as 0 among singular values: the dtype may not resolve the tolerance, and J may be 0 itself."""
+    """The size up to which singular values (..., C) count as 0, (..., 1)."""
+    # In float32 rounding alone exceeds the default tolerance; and where J = 0 the largest value is no scale, tiny is.
     share = max(tolerance, 4 * values.shape[-1] * torch.finfo(values.dtype).eps)
     return (share * values.amax(-1, keepdim=True)).clamp_min(torch.finfo(values.dtype).tiny)
 
@@ -97,19 +100,20 @@ def _cut(values: Tensor, tolerance: float) -> Tensor:
 def spectral_norm(map: Map, scores: Tensor, *, iterations: int = 500, tolerance: float = 1e-9, seed: int = 0) -> Tensor:
     """The spectral norm of a map's Jacobian by power iteration on J'J, without a (C, C) table.
 
-    Each step takes J v and J'(J v) from the graph of one call of the map: O(C) memory. The result is a lower bound
-    that increases; it is sharp to about (a2/a1)^(2 iterations) for singular values a1 > a2, and always
-    to about log(C) / iterations.
+    Each step takes J v and J'(J v) from the graph of one call of the map, in O(C) memory. The estimate is a lower bound
+    that grows with every step. Its relative error is about (a2/a1)^(2 iterations) for the largest singular values
+    a1 > a2, and at most about log(C) / iterations in any case.
 
     Args:
-        map: scores (..., C) to probabilities (..., C), rows independent, differentiable twice.
+        map: function from scores (..., C) to probabilities (..., C) that treats rows independently and is twice
+            differentiable.
         scores: (..., C).
         iterations: at most this many steps.
-        tolerance: stop when no row grows by more than this share.
-        seed: of the first direction.
+        tolerance: stop when the estimate of no row grows by more than this share.
+        seed: of the random first direction.
 
     Returns:
-        (...).
+        (...), one norm per row.
 
     Example:
         >>> import manymax
@@ -120,7 +124,8 @@ def spectral_norm(map: Map, scores: Tensor, *, iterations: int = 500, tolerance:
     leaf = scores.detach().requires_grad_()
     probs = map(leaf)
     dual = torch.zeros_like(probs, requires_grad=True)
-    (pulled,) = torch.autograd.grad(probs, leaf, dual, create_graph=True)  # J'u, linear in u: its transpose is J v
+    # J'u is linear in u (here `dual`), so its gradient in u along v is J v: a forward product by two backward passes.
+    (pulled,) = torch.autograd.grad(probs, leaf, dual, create_graph=True)
     generator = torch.Generator().manual_seed(seed)
     v = torch.randn(scores.shape, generator=generator, dtype=torch.float64).to(scores)
     v = torch.nn.functional.normalize(v, dim=-1)
@@ -136,26 +141,31 @@ def spectral_norm(map: Map, scores: Tensor, *, iterations: int = 500, tolerance:
 
 
 def norm_bounds(member: Member, scores: Tensor, target: Tensor | None = None, **settings: Any) -> tuple[Tensor, Tensor]:
-    """Bounds of the spectral norm of a member's Jacobian at given scores.
+    """A lower and an upper bound of the spectral norm of a member's Jacobian at given scores.
 
         softmax, sparsemax, entmax   a_(2) <= |J| <= min(a_(1), supremum),  a = p^(2 - alpha), in decreasing order
         rankmax                      0 <= |J| <= m |p| / S   (the paper's m / S is larger)
         rg                           |J| = 1 / C
 
     Args:
-        member: one whose record gives `theory.norm_bounds`, as these do.
+        member: one that has `theory.norm_bounds`, as those above.
         scores: (..., C).
-        target: (...) labels, for a map that needs them; class 0 unless given.
-        settings: the member's own.
+        target: (...) labels, for a map that needs them; class 0 if None.
+        settings: settings of the member, such as `alpha`.
 
     Returns:
         Lower and upper bound, (...) each.
+
+    Example:
+        >>> from manymax.members import FAMILY
+        >>> norm_bounds(FAMILY["rg"], torch.zeros(4))
+        (tensor(0.2500), tensor(0.2500))
     """
     known = member.theory.norm_bounds
     if known is None:
         bounded = ", ".join(name for name, row in FAMILY.items() if row.theory.norm_bounds is not None)
         raise ArgumentError(
-            f"`member` must be one of {bounded}; no bound is known for {member.name}: its record leaves out"
+            f"`member` must be one of {bounded}; no bound is known for {member.name}: its entry has no"
             " `theory.norm_bounds`."
         )
     return known(scores, label_of(scores, target) if member.needs_label else None, **settings)
@@ -164,8 +174,8 @@ def norm_bounds(member: Member, scores: Tensor, target: Tensor | None = None, **
 def supremum(member: Member, num_classes: int, **settings: Any) -> float:
     """The largest spectral norm of the Jacobian of a member's map over all scores; nan where none is known.
 
-    For a Fenchel-Young member it is the smoothness that its facts state. Rankmax's map has C: all other classes just
-    inside of the margin; its loss, whose Hessian is another matrix, has no constant.
+    For a Fenchel-Young member it is the smoothness that its facts state. For rankmax it is C, reached where all other
+    classes are just inside the margin; that is the map's, and its loss, whose Hessian is another matrix, has none.
 
         >>> from manymax.members import FAMILY
         >>> supremum(FAMILY["rankmax"], 7), round(supremum(FAMILY["entmax"], 1000), 4)

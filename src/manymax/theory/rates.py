@@ -1,16 +1,17 @@
-"""How fast gradient descent is on a linear head.
+"""How fast gradient descent converges on a linear head.
 
 For scores s = W x with ridge (gamma/2) |W|^2 and a loss of curvature B in the scores, the objective has
 
     smoothness          L = B L_G + gamma,   L_G = |X'X / N|_2 for N examples x, the rows of X
     strong convexity    mu = gamma
     condition number    kappa = L / mu
-    step sizes          eta_max = 2 / L (no descent beyond),   eta* = 2 / (L + mu)
-    contraction         rho = (kappa - 1) / (kappa + 1) of the distance to the optimum per step of eta*
+    step sizes          eta_max = 2 / L (larger steps can diverge),   eta* = 2 / (L + mu)
+    contraction         a step of size eta* multiplies the distance to the optimum by at most
+                        rho = (kappa - 1) / (kappa + 1)
 
-B is the supremum over all scores, so rho is a worst case: it is reached by `worst_head` and nothing says that a given
-problem comes near it. None of this holds for scores that are not linear in the parameters: there the Hessian has
-another term, and no ridge makes it convex.
+B is the supremum over all scores, so rho is a worst case. `worst_head` reaches it; a given problem may be much faster.
+None of this holds for scores that are not linear in the parameters: there the Hessian has another term, and no ridge
+makes the objective convex.
 
 References: the paper's section B.4; Nesterov, "Introductory lectures on convex optimization", theorem 2.1.15.
 """
@@ -31,7 +32,7 @@ from manymax.theory.order_preservation import member_map
 
 @dataclass(frozen=True)
 class Rates:
-    """The constants above."""
+    """The constants of gradient descent on a linear head; the module's docstring defines them."""
 
     smoothness: float
     strong_convexity: float
@@ -49,13 +50,18 @@ def rates(curvature: float, feature_norm: float, ridge: float) -> Rates:
         feature_norm: L_G, the largest eigenvalue of X'X / N.
         ridge: gamma > 0.
 
+    Returns:
+        The constants.
+
     Example:
         >>> r = rates(curvature=0.5, feature_norm=2.0, ridge=0.1)
         >>> round(r.kappa, 6), round(r.eta_max, 4), round(r.eta_star, 4), round(r.rho, 4)
         (11.0, 1.8182, 1.6667, 0.8333)
     """
     if not ridge > 0:
-        raise ArgumentError(f"`ridge` must be positive: without it no step contracts along shifts; got {ridge}.")
+        raise ArgumentError(
+            f"`ridge` must be positive: without it no step contracts along shifts of all scores; got {ridge}."
+        )
     if not (curvature >= 0 and feature_norm >= 0):
         raise ArgumentError(f"`curvature` and `feature_norm` must not be negative; got {curvature}, {feature_norm}.")
     smoothness = curvature * feature_norm + ridge
@@ -66,7 +72,15 @@ def rates(curvature: float, feature_norm: float, ridge: float) -> Rates:
 
 
 def head_rates(member: Member, features: Tensor, num_classes: int, ridge: float, **settings: Any) -> Rates:
-    """The constants of a member on given features (N, d), with the curvature that its facts state."""
+    """The constants of a member's linear head on given features.
+
+    Args:
+        member: one whose facts state its smoothness.
+        features: (N, d), the examples.
+        num_classes: C.
+        ridge: gamma > 0.
+        settings: settings of the member, and sizes on which its smoothness depends, such as `num_negatives`.
+    """
     if features.ndim != 2:
         raise ArgumentError(f"`features` must be (examples, dim); got shape {tuple(features.shape)}.")
     feature_norm = float(torch.linalg.matrix_norm(features.double(), 2)) ** 2 / len(features)
@@ -74,14 +88,14 @@ def head_rates(member: Member, features: Tensor, num_classes: int, ridge: float,
 
 
 def curvature_of(member: Member, num_classes: int, **settings: Any) -> float:
-    """B of a member: the smoothness that its facts state, with its settings and sizes such as `num_negatives`."""
+    """The curvature B of a member: the smoothness that its facts state for these settings and sizes."""
     known = member.facts.smoothness.fn
     if known is None:
         raise ArgumentError(f"`member` must state its smoothness; {member.name} does not.")
     return float(known(num_classes=num_classes, **settings))
 
 
-# Running it ---------------------------------------------------------------------------------------
+# Gradient descent --------------------------------------------------------------------------------
 
 
 def head_gradient(
@@ -90,10 +104,14 @@ def head_gradient(
     """The gradient of mean_n l(y_n, W x_n) + (gamma/2) |W|^2 as a function of W (C, d).
 
     Args:
-        member: one that sees all scores.
-        features: (N, d); target: (N,) ids, or any other target of the member's loss.
+        member: one whose loss sees all scores.
+        features: (N, d), the examples.
+        target: (N,) labels, or any other target of the member's loss.
         ridge: gamma.
-        settings: the member's own.
+        settings: settings of the member, such as `alpha`.
+
+    Returns:
+        A function from W (C, d) to the gradient (C, d).
     """
 
     def gradient(weight: Tensor) -> Tensor:
@@ -105,7 +123,7 @@ def head_gradient(
 
 
 def descend(gradient: Callable[[Tensor], Tensor], start: Tensor, step: float, steps: int) -> Tensor:
-    """Plain gradient descent, (steps + 1, ...): the start and every iterate."""
+    """Plain gradient descent with a fixed step size; returns the start and every iterate, (steps + 1, ...)."""
     path = [start]
     for _ in range(steps):
         path.append(path[-1] - step * gradient(path[-1]))
@@ -113,7 +131,7 @@ def descend(gradient: Callable[[Tensor], Tensor], start: Tensor, step: float, st
 
 
 def contractions(path: Tensor, optimum: Tensor) -> Tensor:
-    """|W_(t+1) - W*| / |W_t - W*| for every step of a path (steps + 1, ...), (steps,)."""
+    """The ratio |W_(t+1) - W*| / |W_t - W*| of every step of a path (steps + 1, ...), (steps,)."""
     distance = (path - optimum).flatten(1).norm(dim=-1)
     return distance[1:] / distance[:-1]
 
@@ -123,18 +141,18 @@ def worst_head(
 ) -> tuple[Callable[[Tensor], Tensor], Tensor, Rates]:
     """A linear head on which gradient descent is as slow as the constants say.
 
-    One feature x with x^2 = L_G and a fixed offset s0 at which the map's Jacobian has its largest norm; the target is
-    p(s0). The optimum is W = 0, where the Hessian has the eigenvalues L and gamma.
+    It has one feature x with x^2 = L_G and a fixed offset s0 of the scores, at which the map's Jacobian has its largest
+    norm; the target is p(s0). The optimum is W = 0, where the Hessian has the eigenvalues L and gamma.
 
     Args:
-        member: a Fenchel-Young one whose record gives `theory.sharpest`, as softmax, sparsemax, entmax and rg do.
+        member: a Fenchel-Young member that has `theory.sharpest`, as softmax, sparsemax, entmax and rg do.
         num_classes, feature_norm, ridge: C, L_G, gamma.
-        settings: the member's own.
+        settings: settings of the member, such as `alpha`.
 
     Returns:
         The gradient as a function of W (C,); a direction (C,) of the largest curvature; the constants.
 
-    Example: with eta*, each step takes the distance down by rho, along steep and flat directions alike.
+    Example: each step of size eta* shrinks the distance by the factor rho, along steep and flat directions alike.
         >>> from manymax.members import FAMILY
         >>> gradient, steep, r = worst_head(FAMILY["sparsemax"], 5, feature_norm=2.0, ridge=0.1)
         >>> path = descend(gradient, 0.01 * (steep + 1), r.eta_star, 20)

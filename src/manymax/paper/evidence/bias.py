@@ -17,7 +17,7 @@ from manymax.ops.divergences import chi_square, jensen_shannon, kl
 from manymax.ops.tree import HuffmanTree
 from manymax.paper.evidence.check_result import CheckResult, double, normal, row
 from manymax.theory.bias_variance import estimate
-from manymax.theory.consistency import all_samples, conditional_risk
+from manymax.theory.risk import all_samples, conditional_risk
 
 SCORES = (1.2, 0.3, -0.4, -1.1)  # scores whose third moment is not 0
 NOISE = (0.3, 0.1, 0.4, 0.2)  # a proposal for them

@@ -18,17 +18,11 @@ from manymax.members.softmax.loss import softmax
 from manymax.ops.tree import HuffmanTree
 from manymax.paper.evidence.check_result import CheckResult, double, normal, row
 from manymax.theory import bregman
-from manymax.theory.consistency import (
-    LabelLaw,
-    consistency,
-    descend_risk,
-    expected_metric,
-    minimisers,
-    regret,
-    search_minimisers,
-)
+from manymax.theory.consistency import consistency
 from manymax.theory.gradients import alignment, dcg_direction, tie_loss
+from manymax.theory.label_laws import LabelLaw, expected_metric, regret
 from manymax.theory.order_preservation import majorizes, member_map, order_preservation_of
+from manymax.theory.risk import descend_risk, minimisers, search_minimisers
 
 LAW, PROPOSAL = (0.4, 0.32, 0.28), (0.1, 0.2, 0.7)  # p and q, far apart
 

@@ -1,4 +1,4 @@
-"""What bias and variance are asked of: scores, labels and a proposal, checked and in blocks of rows."""
+"""The arguments of the measurements of bias and variance: scores, labels and a proposal, checked, in blocks of rows."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ from manymax.errors import ArgumentError, ArgumentTypeError
 from manymax.ops.checks import check_finite, check_scores
 from manymax.ops.tree import ClassTree
 
-TABLE = 2**18  # scores at once, so that they stay in the cache
-MASKED = math.log(torch.finfo(torch.float64).tiny)  # a class with a smaller log P counts as masked
-LABELS = 128  # that stand for y ~ P, where there are more classes: half of them the classes that count most,
-LABEL_WIDTH = 0.125  # the others each for those within so much of log(P/q)
+SCORES_PER_BLOCK = 2**18  # 2 MB in float64, so that a block stays in the cache
+ROWS_PER_BLOCK = 64  # at most
+MASKED_LOG_PROB = math.log(torch.finfo(torch.float64).tiny)  # a class with a smaller log P counts as masked
+# Where there are more classes than this, that many labels stand for all of them: half as many classes stand for
+# themselves, those with the largest P or q, and every bin of the others is represented by one of its classes.
+LABELS_PER_ROW = 128
+BIN_WIDTH = 0.125  # of log(P/q), or of log P
 
 
 def check_count(argument: str, value: object, least: int = 1) -> None:
-    """Raise unless `value` is an integer of at least `least`."""
+    """Raise an error that names `argument` unless `value` is an integer of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ArgumentError(f"`{argument}` must be an integer of at least {least}; got {value!r}.")
 
 
-def read_cases(
+def read_inputs(
     member: Member | None,
     scores: Tensor,
     target: Tensor | None,
@@ -37,36 +40,52 @@ def read_cases(
     num_negatives: int = 1,
     settings: Mapping[str, Any] | None = None,
 ) -> list[ApproximationInput]:
-    """The arguments, checked, in float64 and in blocks of rows; those of an approximation if `member` is one."""
+    """Check the arguments and cut them into blocks of rows, in float64.
+
+    Args:
+        member: the approximation that they are for, whose settings and tree are checked too; None for none.
+        scores: (N, C) or (C,).
+        target: (N,) labels; None for y ~ P, where every row gets several labels with their shares.
+        log_q: (C,) or (N, C); None for a uniform proposal.
+        tree: (N, C) log-probabilities of a tree's leaves, or a tree; read only if the member needs one.
+        num_negatives: k.
+        settings: of the member as an approximation.
+
+    Returns:
+        One input per block of rows.
+    """
     check_scores(scores)
     if scores.ndim > 2 or not len(scores):
         raise ArgumentError(f"`scores` must be (rows, classes) with at least 1 row; got shape {tuple(scores.shape)}.")
     check_count("num_negatives", num_negatives)
     approximation: Approximation | None = None if member is None else member.needed("theory.approximation")
-    own = {} if member is None else _read_settings(member, settings or {})
+    all_settings = {} if member is None else _read_settings(member, settings or {})
     rows = scores.detach().double().reshape(-1, scores.shape[-1])
     check_finite(rows.amax(-1))
     proposal = _read_log_q(log_q, rows)
     labels = None if target is None else _read_target(target, rows)
     leaves = _read_tree(tree, rows) if approximation and approximation.needs_tree else None
-    cases = []
-    size = min(64, max(1, TABLE // rows.shape[-1]))
-    for at in (slice(start, start + size) for start in range(0, len(rows), size)):
-        log_probs = rows[at].log_softmax(-1)
+    inputs = []
+    size = min(ROWS_PER_BLOCK, max(1, SCORES_PER_BLOCK // rows.shape[-1]))
+    for block in (slice(start, start + size) for start in range(0, len(rows), size)):
+        log_probs = rows[block].log_softmax(-1)
         if labels is None:
-            drawn = approximation is not None and approximation.draws is not None and rows.shape[-1] > LABELS
-            by_probability = approximation is not None and approximation.by_probability(own)
-            labelled = (_few_labels if drawn else _all_labels)(log_probs, proposal[at], by_probability)
+            # Exact moments of a member that draws cost a quadrature per label: few labels stand for many classes.
+            draws = approximation is not None and approximation.draws is not None
+            choose_labels = _few_labels if draws and rows.shape[-1] > LABELS_PER_ROW else _all_labels
+            by_probability = approximation is not None and approximation.by_probability(all_settings)
+            labelled = choose_labels(log_probs, proposal[block], by_probability)
         else:
-            ids = labels[at]
-            labelled = ids, torch.ones_like(ids, dtype=rows.dtype), proposal[at].gather(-1, ids)
-        tables = rows[at], log_probs, log_probs.exp(), proposal[at], *labelled
-        cases.append(ApproximationInput(*tables, None if leaves is None else leaves[at], num_negatives, own))
-    return cases
+            ids = labels[block]
+            labelled = ids, torch.ones_like(ids, dtype=rows.dtype), proposal[block].gather(-1, ids)
+        tables = rows[block], log_probs, log_probs.exp(), proposal[block], *labelled
+        tree_log_probs = None if leaves is None else leaves[block]
+        inputs.append(ApproximationInput(*tables, tree_log_probs, num_negatives, all_settings))
+    return inputs
 
 
 def _read_settings(member: Member, given: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings of a member as an approximation, those left out at their default."""
+    """All settings of a member as an approximation, with the defaults of those that are left out."""
     known = {setting.name: setting for setting in member.needed("theory.approximation.settings")}
     for name, value in given.items():
         if name not in known:
@@ -77,7 +96,7 @@ def _read_settings(member: Member, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_log_q(log_q: Tensor | None, scores: Tensor) -> Tensor:
-    """log q, (N, C), normalised."""
+    """log q as (N, C) float64, normalised; an error unless it is finite at every class that is not masked."""
     if log_q is None:
         return scores.new_tensor(-math.log(scores.shape[-1])).expand_as(scores)
     if not isinstance(log_q, Tensor) or not log_q.is_floating_point():
@@ -96,14 +115,14 @@ def _read_log_q(log_q: Tensor | None, scores: Tensor) -> Tensor:
         )
     if ((rows == -torch.inf) & (scores > -torch.inf)).any():
         raise ArgumentError(
-            "`log_q` must be finite wherever `scores` are: a class that is never drawn leaves bias and variance without"
-            " bound. Smooth the proposal."
+            "`log_q` must be finite wherever `scores` are: a class that is never drawn makes bias and variance"
+            " infinite. Smooth the proposal."
         )
     return (rows - total).expand_as(scores)
 
 
 def _read_target(target: Tensor, scores: Tensor) -> Tensor:
-    """(N, 1) labels."""
+    """The labels as (N, 1); an error unless each row has one label that is not masked."""
     if (
         not isinstance(target, Tensor)
         or target.is_floating_point()
@@ -113,19 +132,19 @@ def _read_target(target: Tensor, scores: Tensor) -> Tensor:
         kind = target.dtype if isinstance(target, Tensor) else type(target).__name__
         raise ArgumentTypeError(f"`target` must hold integer ids; got {kind}.")
     if target.numel() != len(scores) or target.ndim > 1:
-        raise ArgumentError(f"`target` must have shape ({len(scores)},), one label a row; got {tuple(target.shape)}.")
+        raise ArgumentError(f"`target` must have shape ({len(scores)},), one label per row; got {tuple(target.shape)}.")
     labels = target.long().reshape(-1, 1)
     if (labels < 0).any() or (labels >= scores.shape[-1]).any():
         raise ArgumentError(
             f"`target` ids must be in [0, {scores.shape[-1]}); got {int(labels.min())} to {int(labels.max())}."
         )
-    if not (scores.log_softmax(-1).gather(-1, labels) > MASKED).all():
+    if not (scores.log_softmax(-1).gather(-1, labels) > MASKED_LOG_PROB).all():
         raise ArgumentError("`target` names a class that is masked, or whose probability is 0 in float64.")
     return labels
 
 
 def _read_tree(tree: ClassTree | Tensor | None, scores: Tensor) -> Tensor:
-    """log P of the tree's classes, (N, C)."""
+    """log P of the tree's leaves, (N, C); a tree with free node scores can have any P, so it has that of the scores."""
     if isinstance(tree, ClassTree):
         if tree.num_classes != scores.shape[-1]:
             raise ArgumentError(f"`tree` must be over the {scores.shape[-1]} classes; got {tree.num_classes}.")
@@ -141,34 +160,44 @@ def _read_tree(tree: ClassTree | Tensor | None, scores: Tensor) -> Tensor:
 
 
 def _all_labels(log_probs: Tensor, log_q: Tensor, by_probability: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Labels, shares and log q of all classes, (N, C) each."""
-    probs, live = log_probs.exp(), log_probs > MASKED
+    """Every class as a label: labels, shares and log q, (N, C) each.
+
+    A masked class has share 0. Its label is the likeliest class instead, so that what is computed for it is finite.
+    """
+    probs, live = log_probs.exp(), log_probs > MASKED_LOG_PROB
     ids = torch.where(live, torch.arange(probs.shape[-1], device=probs.device), probs.argmax(-1, keepdim=True))
     return ids, torch.where(live, probs, 0), torch.where(live, log_q, 0)
 
 
 def _few_labels(log_probs: Tensor, log_q: Tensor, by_probability: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Labels, shares and log q, (N, L) each, that stand for y ~ P.
+    """Few labels that stand for y ~ P: labels, shares and log q, (N, L) each.
 
-    The classes with the largest P or q stand for themselves. Of the others, one stands for all whose log(P/q), or log P
-    `by_probability`, are within a bin: the one nearest to their mean.
+    The classes with the largest P or q stand for themselves. The others are put into bins of log(P/q), or of log P if
+    `by_probability`, and the class nearest to the mean of its bin stands for the whole bin.
     """
-    probs, live = log_probs.exp(), log_probs > MASKED
-    apart = torch.where(live, torch.maximum(probs, log_q.exp()), -1).topk(LABELS // 2).indices
-    alone = [torch.where(live, values, 0).gather(-1, apart) for values in (probs, log_q)]
-    ids = torch.where(live.gather(-1, apart), apart, probs.argmax(-1, keepdim=True))
-    live = live.scatter(-1, apart, False)
+    probs, live = log_probs.exp(), log_probs > MASKED_LOG_PROB
+    largest = torch.where(live, torch.maximum(probs, log_q.exp()), -1).topk(LABELS_PER_ROW // 2).indices
+    single_shares, single_log_q = (torch.where(live, values, 0).gather(-1, largest) for values in (probs, log_q))
+    single_ids = torch.where(live.gather(-1, largest), largest, probs.argmax(-1, keepdim=True))
+    live = live.scatter(-1, largest, False)
+    # Bin 0 begins at the largest key of the row. Masked classes have the key -inf: they land in the last bin, or, where
+    # nothing is left and inf - inf is nan, in bin 0; either way they add nothing to the sums below.
     key = torch.where(live, log_probs if by_probability else log_probs - log_q, -torch.inf)
-    bins = ((key.amax(-1, keepdim=True) - key) / LABEL_WIDTH).nan_to_num(0).clamp(max=LABELS - 1).long()
+    bins = ((key.amax(-1, keepdim=True) - key) / BIN_WIDTH).nan_to_num(0).clamp(max=LABELS_PER_ROW - 1).long()
 
-    def summed(values: Tensor) -> Tensor:
-        return probs.new_zeros(len(probs), LABELS).scatter_add(-1, bins, torch.where(live, probs * values, 0))
+    def mass_in_bins(values: Tensor) -> Tensor:
+        """sum of P times values (N, C) over the classes of each bin, (N, L)."""
+        return probs.new_zeros(len(probs), LABELS_PER_ROW).scatter_add(-1, bins, torch.where(live, probs * values, 0))
 
-    shares = summed(torch.ones_like(probs))
-    key_mean, log_q_mean = (summed(values) / torch.where(shares > 0, shares, 1) for values in (key, log_q))
+    shares = mass_in_bins(torch.ones_like(probs))
+    key_mean, log_q_mean = (mass_in_bins(values) / torch.where(shares > 0, shares, 1) for values in (key, log_q))
     distance = (key - key_mean.gather(-1, bins)).abs()
     nearest = torch.full_like(shares, torch.inf).scatter_reduce(-1, bins, distance, "amin")
     rows, classes = (live & (distance == nearest.gather(-1, bins))).nonzero(as_tuple=True)
-    others = ids[:, :1].repeat(1, LABELS)  # for empty bins, whose share is 0
-    others[rows, bins[rows, classes]] = classes
-    return torch.cat([ids, others], -1), torch.cat([alone[0], shares], -1), torch.cat([alone[1], log_q_mean], -1)
+    bin_ids = single_ids[:, :1].repeat(1, LABELS_PER_ROW)  # any valid class does for an empty bin, whose share is 0
+    bin_ids[rows, bins[rows, classes]] = classes
+    return (
+        torch.cat([single_ids, bin_ids], -1),
+        torch.cat([single_shares, shares], -1),
+        torch.cat([single_log_q, log_q_mean], -1),
+    )
