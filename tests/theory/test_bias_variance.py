@@ -320,7 +320,7 @@ def test_labels_that_only_the_proposal_tells_apart() -> None:
 def test_blocks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     scores, target = normal(5, 8), labels(5, num_classes=8)
     whole = estimate("ssm", scores, target, num_negatives=4)
-    monkeypatch.setattr(inputs, "SCORES_PER_BLOCK", 16)
+    monkeypatch.setattr(inputs, "SCORES_PER_INPUT", 16)
     for part in ("exact_bias", "exact_variance", "bias", "variance", "deviation", "offset"):
         torch.testing.assert_close(
             getattr(estimate("ssm", scores, target, num_negatives=4), part), getattr(whole, part)

@@ -15,8 +15,8 @@ from manymax.errors import ArgumentError, ArgumentTypeError
 from manymax.ops.checks import check_finite, check_scores
 from manymax.ops.tree import ClassTree
 
-SCORES_PER_BLOCK = 2**18  # 2 MB in float64, so that a block stays in the cache
-ROWS_PER_BLOCK = 64  # at most
+SCORES_PER_INPUT = 2**18  # 2 MB in float64, so that a block stays in the cache
+ROWS_PER_INPUT = 64  # at most
 MASKED_LOG_PROB = math.log(torch.finfo(torch.float64).tiny)  # a class with a smaller log P counts as masked
 # Where there are more classes than this, that many labels stand for all of them: half as many classes stand for
 # themselves, those with the largest P or q, and every bin of the others is represented by one of its classes.
@@ -66,7 +66,7 @@ def read_inputs(
     labels = None if target is None else _read_target(target, rows)
     leaves = _read_tree(tree, rows) if approximation and approximation.needs_tree else None
     inputs = []
-    size = min(ROWS_PER_BLOCK, max(1, SCORES_PER_BLOCK // rows.shape[-1]))
+    size = min(ROWS_PER_INPUT, max(1, SCORES_PER_INPUT // rows.shape[-1]))
     for block in (slice(start, start + size) for start in range(0, len(rows), size)):
         log_probs = rows[block].log_softmax(-1)
         if labels is None:
