@@ -1,7 +1,7 @@
-"""Heads: queries and class vectors to a loss, in blocks, never the (rows, classes) table.
+"""Heads: from queries and class vectors to a loss, in blocks, without the (rows, classes) table of scores.
 
-Every row of `FAMILY` and `REFERENCE_LOSSES` has a function, `linear_<name>_loss`, and a module, `Linear<Name>Loss`;
-they are built from its entry by `head_function` and `head_class`, which take a member of your own as well.
+Every entry of `FAMILY` and `REFERENCE_LOSSES` has a function, `linear_<name>_loss`, and a module, `Linear<Name>Loss`.
+They are built from the entry by `head_function` and `head_class`, which take a member of your own as well.
 """
 
 from typing import Any
@@ -13,6 +13,8 @@ from manymax.engine.row_target import group_pairs
 from manymax.heads.build import class_name, function_name, head_class, head_function
 from manymax.members import FAMILY, REFERENCE_LOSSES
 
+# Built and not written out, so that a new member has a head without another file. Editors and type checkers, which do
+# not run this loop, read `__init__.pyi` beside this file; `heads/stub.py` writes it.
 _built: dict[str, Any] = {}
 for _member in (*FAMILY.values(), *REFERENCE_LOSSES.values()):
     _built[function_name(_member)] = head_function(_member)

@@ -1,7 +1,7 @@
-"""Heads from records: `linear_<name>_loss` and `Linear<Name>Loss` of any row of a table of members.
+"""Builds the heads of a member, the function `linear_<name>_loss` and the class `Linear<Name>Loss`.
 
-What a head takes follows from its member's kind and settings and from the shared keywords, and so do its signature and
-its documentation: `help()` shows every keyword.
+What a head takes follows from its member's kind and settings and from the keywords that heads share. Its signature and
+its documentation are built from the same, so that `help()` shows every keyword.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from manymax.errors import ManymaxError
 from manymax.heads.modules import ExactHead, KernelHead, QuadraticHead, SampledHead, learned_property
 from manymax.ops.checks import full_precision
 
+# By the kind of a member: the base class of its module, and the loss of a call. A tree brings heads of its own.
 MODULES: dict[str, type[KernelHead]] = {"exact": ExactHead, "quadratic": QuadraticHead, "sampled": SampledHead}
 LOSSES: dict[str, Callable[..., Tensor]] = {
     "exact": exact_loss,
@@ -30,23 +31,30 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
     "sampled": sampled_loss,
 }
 POSITIONAL, KEYWORD = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
-DEPRECATED = {"sparse": "sparse_grad"}
+DEPRECATED = {"sparse": "sparse_grad"}  # old names of keywords, which still work with a warning
 
+# One class for each member, by name. The member is kept too: another one of the same name gets a class of its own.
 _classes: dict[str, tuple[Member, type[LinearHead]]] = {}
 
 
 def function_name(member: Member) -> str:
-    """What the head of a member is called as a function."""
+    """The name of a member's head as a function."""
     return f"linear_{member.name}_loss"
 
 
 def class_name(member: Member) -> str:
-    """What the head of a member is called as a module."""
+    """The name of a member's head as a class."""
     return f"Linear{member.class_name}Loss"
 
 
 def head_class(member: Member) -> type[LinearHead]:
-    """The module of a member's head: one class for each member."""
+    """The class of a member's head, a `LinearHead`; the same one at every call.
+
+    Example:
+        >>> import manymax
+        >>> manymax.heads.head_class(manymax.FAMILY["softmax"])
+        <class 'manymax.heads.LinearSoftmaxLoss'>
+    """
     if member.head is not None:
         return member.head  # type: ignore[return-value]
     if member.name not in _classes or _classes[member.name][0] is not member:
@@ -55,27 +63,36 @@ def head_class(member: Member) -> type[LinearHead]:
 
 
 def head_function(member: Member) -> Callable[..., Tensor]:
-    """The function of a member's head, with the arguments of `torch.nn.functional.linear_cross_entropy`."""
+    """The head of a member as a function, with the arguments of `torch.nn.functional.linear_cross_entropy`.
+
+    Example:
+        >>> import torch, manymax
+        >>> head = manymax.heads.head_function(manymax.FAMILY["softmax"])
+        >>> head(torch.tensor([[1.0]]), torch.tensor([[0.0], [0.0]]), torch.tensor([1]))
+        tensor(0.6931)
+    """
     if member.head_function is not None:
         return member.head_function
     base = _base(member)
     drawing = issubclass(base, SampledHead)
     parameters = _function_parameters(member, base)
     known = {parameter.name for parameter in parameters}
-    places = [parameter.name for parameter in parameters if parameter.kind is POSITIONAL][3:]
+    positional = [parameter.name for parameter in parameters if parameter.kind is POSITIONAL][3:]
     loss, name = LOSSES[member.kind], function_name(member)
 
-    def function(input: Tensor, linear_weight: Tensor, target: Any, *drawn: Any, **given: Any) -> Tensor:
-        given = _in_order(name, drawn, places, _renamed(name, given, known))
+    # Python's own check of the arguments is replaced by that of `parameters`, which differ from member to member.
+    def function(input: Tensor, linear_weight: Tensor, target: Any, *more: Any, **given: Any) -> Tensor:
+        given = _bind_positional(name, more, positional, _read_names(name, given, known))
         bias = given.pop("linear_bias", None)
-        check_linear(input, linear_weight, bias)
+        check_linear(input, linear_weight, bias)  # first, because the number of classes is read off the class vectors
         classes = linear_weight.shape[0]
-        draws = (_draws(name, given),) if drawing else ()
+        draws = (_read_draws(name, given),) if drawing else ()
         settings = {each.name: each.value(given.pop(each.name, None), classes) for each in member.settings}
         keywords = read_keywords(given, classes, base.honours, base.honours_why)
         call = read_call(member, input, linear_weight, bias, target, keywords)
         for draw in draws:
             check_sampler(draw.sampler, classes)
+        # Autocast would run the matmuls of the scores in half precision, and with them everything that follows.
         with full_precision(input):
             return loss(member, call, settings, *draws)
 
@@ -87,6 +104,7 @@ def head_function(member: Member) -> Callable[..., Tensor]:
 
 
 def _base(member: Member) -> type[KernelHead]:
+    """The base class of the head of a member with a kernel; an error if it has none."""
     if member.kind not in MODULES:
         raise ManymaxError(
             f"{member.name} is of kind {member.kind!r} and has no `head`: its entry must give this field."
@@ -95,48 +113,56 @@ def _base(member: Member) -> type[KernelHead]:
     return MODULES[member.kind]
 
 
-def _draws(name: str, given: dict[str, Any]) -> DrawSettings:
-    """Sampler and number of negatives, taken from the arguments."""
+def _read_draws(name: str, given: dict[str, Any]) -> DrawSettings:
+    """Take the sampler and the number of negatives out of the arguments."""
     if "sampler" not in given:
         raise TypeError(f"{name}() missing 1 required positional argument: 'sampler'")
     return DrawSettings(given.pop("sampler"), given.pop("num_negatives", 100))
 
 
-def _in_order(name: str, more: tuple[Any, ...], places: list[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Further positional arguments under their names, with the others; too many are refused as Python does."""
-    if len(more) > len(places):
-        raise TypeError(f"{name}() takes {len(places)} further positional arguments; got {len(more)}")
-    placed = dict(zip(places, more, strict=False))
-    for key in placed.keys() & given.keys():
+def _bind_positional(
+    name: str, more: tuple[Any, ...], positional: list[str], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """All arguments by name: the further positional ones under the names `positional`, and those given by name.
+
+    Too many, or one that is given twice, raise the error that Python would raise.
+    """
+    if len(more) > len(positional):
+        raise TypeError(f"{name}() takes {len(positional)} further positional arguments; got {len(more)}")
+    bound = dict(zip(positional, more, strict=False))
+    for key in bound.keys() & given.keys():
         raise TypeError(f"{name}() got multiple values for argument {key!r}")
-    return {**placed, **given}
+    return {**bound, **given}
 
 
-def _renamed(name: str, given: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
-    """Keyword arguments under their names of today; unknown ones are refused as Python does."""
+def _read_names(name: str, given: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
+    """Keyword arguments under their present names; unknown ones raise the error that Python would raise."""
     read = {}
     for key, value in given.items():
-        today = DEPRECATED[key] if DEPRECATED.get(key) in known else key
-        if today != key:
-            warnings.warn(f"`{key}` is called `{today}` now.", DeprecationWarning, stacklevel=3)
-        if today not in known:
+        present = DEPRECATED[key] if DEPRECATED.get(key) in known else key
+        if present != key:
+            # Level 3 is the line that called the head.
+            warnings.warn(f"`{key}` is called `{present}` now.", DeprecationWarning, stacklevel=3)
+        if present not in known:
             raise TypeError(f"{name}() got an unexpected keyword argument {key!r}")
-        read[today] = value
+        read[present] = value
     return read
 
 
 def _make_class(member: Member) -> type[LinearHead]:
+    """A subclass of the base class of the member's kind, with a constructor whose signature shows its settings."""
     base, name = _base(member), class_name(member)
     parameters = _class_parameters(member, base)
     known = {parameter.name for parameter in parameters}
-    places = [parameter.name for parameter in parameters if parameter.kind is POSITIONAL][2:]
+    positional = [parameter.name for parameter in parameters if parameter.kind is POSITIONAL][2:]
 
     def __init__(self: Any, in_features: int | None, num_classes: int, *more: Any, **given: Any) -> None:
-        base.__init__(self, in_features, num_classes, **_in_order(name, more, places, _renamed(name, given, known)))
+        arguments = _bind_positional(name, more, positional, _read_names(name, given, known))
+        base.__init__(self, in_features, num_classes, **arguments)
 
     own = inspect.Parameter("self", POSITIONAL)
     __init__.__signature__ = inspect.Signature([own, *parameters], return_annotation="None")  # type: ignore[attr-defined]
-    __init__.__doc__ = None
+    __init__.__doc__ = None  # the docstring of the class has the arguments
     namespace: dict[str, Any] = {
         "member": member,
         "__init__": __init__,
@@ -145,6 +171,7 @@ def _make_class(member: Member) -> type[LinearHead]:
         "__signature__": inspect.Signature(parameters),
     }
     for setting in member.settings:
+        # The parameter is kept under a name of its own, so that the setting is a property that computes its value.
         if setting.learned is not None and setting.learned.key != setting.name:
             namespace[setting.name] = learned_property(setting)
     return type(name, (base,), namespace)
@@ -154,15 +181,18 @@ def _make_class(member: Member) -> type[LinearHead]:
 
 
 def _settings(member: Member, kind: Any) -> list[inspect.Parameter]:
+    """The settings of a member as parameters of a signature."""
     return [inspect.Parameter(s.name, kind, default=s.default, annotation=_annotation(s)) for s in member.settings]
 
 
 def _annotation(setting: Setting) -> str:
+    """The type of a setting as a signature shows it: `float | Tensor` where it can be learned."""
     words = [setting.kind.__name__, "Tensor" if setting.learned else "", "None" if setting.default is None else ""]
     return " | ".join(filter(None, words))
 
 
 def _function_parameters(member: Member, base: type[KernelHead]) -> list[inspect.Parameter]:
+    """The signature of the function: tensors, sampler, settings, shared keywords."""
     leading = [
         inspect.Parameter("input", POSITIONAL, annotation="Tensor"),
         inspect.Parameter("linear_weight", POSITIONAL, annotation="Tensor"),
@@ -172,12 +202,13 @@ def _function_parameters(member: Member, base: type[KernelHead]) -> list[inspect
         leading.append(inspect.Parameter("sampler", POSITIONAL, annotation="Sampler"))
         leading.append(inspect.Parameter("num_negatives", POSITIONAL, default=100, annotation="int | None"))
     shared = Keywords.parameters(base.keywords)
-    place = [parameter.name for parameter in shared].index("weight")  # where torch has the bias
+    place = [parameter.name for parameter in shared].index("weight")  # torch has the bias before the class weights
     bias = inspect.Parameter("linear_bias", KEYWORD, default=None, annotation="Tensor | None")
     return [*leading, *_settings(member, KEYWORD), *shared[:place], bias, *shared[place:]]
 
 
 def _class_parameters(member: Member, base: type[KernelHead]) -> list[inspect.Parameter]:
+    """The signature of the constructor: sizes, sampler, settings, class vectors, shared keywords."""
     parameters = [
         inspect.Parameter("in_features", POSITIONAL, annotation="int | None"),
         inspect.Parameter("num_classes", POSITIONAL, annotation="int"),
@@ -199,9 +230,10 @@ def _class_parameters(member: Member, base: type[KernelHead]) -> list[inspect.Pa
 
 
 def _function_doc(member: Member, base: type[KernelHead]) -> str:
+    """The docstring of the function: one line, how gradients are computed, arguments, result, formulas and examples."""
     plain = member.loss.__name__
     lines = [
-        f"`{plain}` of `input @ linear_weight.T + linear_bias` without the table of scores.",
+        f"`{plain}` of the scores `input @ linear_weight.T + linear_bias`, without the table of all scores.",
         "",
         base.about,
         "",
@@ -212,8 +244,8 @@ def _function_doc(member: Member, base: type[KernelHead]) -> str:
     ]
     if issubclass(base, SampledHead):
         lines += [
-            "    sampler: one of `manymax.samplers`. Where it knows no log q a uniform one stands in.",
-            "    num_negatives: k, drawn for each positive.",
+            "    sampler: one of `manymax.samplers`. If it does not know its log q, that of a uniform one is used.",
+            "    num_negatives: k, the number of negatives drawn for each positive.",
         ]
     lines += [f"    {s.name}: {s.help}" for s in member.settings]
     lines += [f"    {line}" for line in _shared_docs(base)]
@@ -223,46 +255,51 @@ def _function_doc(member: Member, base: type[KernelHead]) -> str:
         "Returns:",
         '    A scalar, or (...) for `reduction="none"`, in the dtype of `input` (float32 under autocast).',
     ]
-    return "\n".join([*lines, "", *_of_kernel(member)]).rstrip() + "\n"
+    return "\n".join([*lines, "", *_kernel_doc(member)]).rstrip() + "\n"
 
 
 def _class_doc(member: Member, base: type[KernelHead]) -> str:
+    """The docstring of the class: one line and the arguments of the constructor."""
     lines = [
         f"{member.title} of a linear layer; see `{function_name(member)}`.",
         "",
         "Args:",
         "    in_features: d, or None for a head that gets its class vectors in every call.",
-        "    num_classes: C.",
+        "    num_classes: C, the number of classes.",
     ]
     if issubclass(base, SampledHead):
-        lines += ["    sampler: one of `manymax.samplers`; uniform if None.", "    num_negatives: k."]
+        lines += [
+            "    sampler: one of `manymax.samplers`; uniform if None.",
+            "    num_negatives: k, the number of negatives drawn for each positive.",
+        ]
     lines += [f"    {s.name}: {s.help}" for s in member.settings]
     if any(setting.learned for setting in member.settings):
-        lines.append("    learnable: learn it along with the model; it is then where training begins.")
+        lines.append("    learnable: learn the setting along with the model; its value is then where training begins.")
     lines += ["    bias, device, dtype: of the head's own class vectors."]
     lines += [f"    {line}" for line in _shared_docs(base)]
     return "\n".join(lines) + "\n"
 
 
 def _shared_docs(base: type[KernelHead]) -> list[str]:
-    """A line for each shared keyword."""
+    """One line of documentation for each of the shared keywords that a kind of head takes."""
     lines = {
-        "shared": "shared: one draw of k negatives for all rows: a matmul instead of a gather.",
-        "sparse_grad": "sparse_grad: give `linear_weight` a gradient of the touched rows only.",
-        "generator": "generator: of the draws.",
+        "shared": "shared: draw k negatives once for all rows, which makes their scores one matmul.",
+        "sparse_grad": "sparse_grad: give `linear_weight` a gradient of the touched rows only, a sparse tensor.",
+        "generator": "generator: the source of randomness of the draws; torch's default one if None.",
         "weight": "weight: (C,) class weights.",
         "reduction": 'reduction: "none", "mean" or "sum".',
         "ignore_index": "ignore_index: an id that is no positive; a row without a positive has loss 0.",
-        "label_smoothing": "label_smoothing: share of each positive that is spread evenly over the live classes.",
-        "multilabel": 'multilabel: "sum" over the positives of a row, or "normalized", the loss at t / |t|.',
+        "label_smoothing": "label_smoothing: share of each positive that is spread evenly over the classes not masked.",
+        "multilabel": 'multilabel: "sum" of the losses of a row\'s positives, or "normalized", the loss at t / |t|.',
         "options": "options: `HeadOptions` or a mapping of its fields.",
     }
+    # A keyword that is added to `Keywords` fails here, at import, until it has its line.
     known = [f.name for f in fields(Keywords)]
     assert list(lines) == known, "every shared keyword has a line of documentation"
     return [line for name, line in lines.items() if name in base.keywords]
 
 
-def _of_kernel(member: Member) -> list[str]:
-    """What the member's kernel says beyond its first line: formulas, examples."""
+def _kernel_doc(member: Member) -> list[str]:
+    """The docstring of the member's kernel without its first line, which names the kernel: formulas, examples."""
     text = inspect.getdoc(member.kernel) or ""
     return text.split("\n")[2:]

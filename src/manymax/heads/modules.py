@@ -1,4 +1,4 @@
-"""The modules of heads by their kind: what `manymax.heads.build` makes a member's head from."""
+"""The base classes of heads, one for each kind of member; `manymax.heads.build` makes a member's class from them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from manymax.samplers.uniform import UniformSampler
 class KernelHead(LinearHead):
     """A head that computes by its member's kernel. Keywords and settings are attributes, like those of torch's losses.
 
-    `learnable=True` makes a setting that can be learned a parameter.
+    With `learnable=True` a setting that can be learned becomes a parameter.
     """
 
-    keywords: ClassVar[tuple[str, ...]]  # those of the shared keywords that it takes
-    honours_why: ClassVar[str] = ""  # why other options have no effect
-    about: ClassVar[str] = ""  # a sentence of documentation on how gradients come about
+    keywords: ClassVar[tuple[str, ...]]  # which of the shared keywords it takes
+    honours_why: ClassVar[str] = ""  # why the other options have no effect, for the error
+    about: ClassVar[str] = ""  # a sentence of documentation on how gradients are computed
     weight: Tensor | None
 
     def __init__(
@@ -45,20 +45,22 @@ class KernelHead(LinearHead):
         learnable = bool(given.pop("learnable", False))
         for setting in self.member.settings:
             self._keep(setting, given.pop(setting.name, None), learnable)
+        # Read here, so that a bad keyword fails at construction and not at the first step.
         read = read_keywords(given, num_classes, self.honours, self.honours_why)
         self.member.takes.check(self.member.name, None, read.label_smoothing)
         for name in self.keywords:
-            if name == "weight":
+            if name == "weight":  # a buffer moves with `.to(device)` and is in the state dict
                 self.register_buffer("weight", read.weight)
             else:
                 setattr(self, name, getattr(read, name))
 
     def _keep(self, setting: Setting, value: Any, learnable: bool) -> None:
-        """A setting as an attribute, or as a parameter if it is to be learned."""
+        """Keep a setting as an attribute, or as a parameter if it is to be learned."""
         value = setting.value(value, self.num_classes)
         if setting.learned is None or not learnable:
             setattr(self, _fixed(setting), value)
             return
+        # A key such as "order.raw_alpha" names a parameter of a submodule: so it is in state dicts of version 0.1.0.
         owner: nn.Module = self
         *path, name = setting.learned.key.split(".")
         for part in path:
@@ -72,20 +74,22 @@ class KernelHead(LinearHead):
 
     @property
     def ranking_key(self) -> Callable[[Tensor], Tensor] | None:
-        """From scores to what classes are ranked by; None where that is the scores."""
+        """A function from scores to the numbers that classes are ranked by; None where those are the scores."""
         return None if self.member.ranking_key is None else self.member.ranking_key(**self.settings())
 
     def read(
         self, input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, target: Tensor | Target, shards: Shards
     ) -> HeadCall:
-        """A call with the class vectors of one rank, read and checked there."""
+        """Read and check a call with the class vectors of one rank, without any exchange."""
+        # From the attributes as they are now: they may have been changed since construction, like those of torch's
+        # losses.
         keywords = Keywords(**{name: getattr(self, name) for name in self.keywords})
         return read_call(self.member, input, linear_weight, linear_bias, target, keywords, shards)
 
     def forward(self, input: Tensor, target: Tensor | Target, linear_weight: Tensor | None = None) -> Tensor:
         """The loss of queries (..., d); `linear_weight` (C, d) replaces the head's own class vectors."""
         vectors, bias = self.vectors(linear_weight)
-        call = self.read(input, vectors, bias, target, Shards((self.num_classes,)))
+        call = self.read(input, vectors, bias, target, Shards((self.num_classes,)))  # one rank that holds all classes
         with full_precision(input):
             return self.compute(call)
 
@@ -96,21 +100,26 @@ class KernelHead(LinearHead):
 
 
 def _fixed(setting: Setting) -> str:
-    """The attribute of a setting that is not learned: its name, unless a property of that name tells the two apart."""
+    """The attribute that keeps a setting that is not learned.
+
+    It has the name of the setting, unless a property of that name (`learned_property`) chooses between it and the
+    parameter; then it has an underscore.
+    """
     return setting.name if setting.learned is None or setting.learned.key == setting.name else f"_{setting.name}"
 
 
 def _shown(value: Any) -> str:
+    """A setting as the printed module shows it; a learned one by its present value."""
     return f"{float(value.detach()):.4g}" if isinstance(value, Tensor) else repr(value)
 
 
 def learned_property(setting: Setting) -> property:
-    """The value of a setting whose parameter is kept under another name."""
+    """A property with the value of a setting whose parameter is kept under another name."""
     learned = setting.learned
     assert learned is not None
 
     def value(self: KernelHead) -> Any:
-        """The number, or the tensor that is learned."""
+        """The value of the setting: a number, or a tensor with a gradient if it is learned."""
         parameter = dict(self.named_parameters()).get(learned.key)
         return getattr(self, _fixed(setting)) if parameter is None else learned.value(parameter)
 
@@ -122,7 +131,7 @@ class ExactHead(KernelHead):
 
     keywords = EXACT_KEYWORDS
     about = (
-        'Gradients are computed in the forward, block by block, for "mean" and "sum"; there are no second derivatives.'
+        'Gradients are computed in the forward, block by block, for "mean" and "sum". There are no second derivatives.'
     )
 
     def compute(self, call: HeadCall) -> Tensor:
@@ -131,11 +140,11 @@ class ExactHead(KernelHead):
 
 
 class QuadraticHead(KernelHead):
-    """A head that needs moments of the class vectors, and no scores."""
+    """A head that needs moments of the class vectors, and only the scores of the positives."""
 
     keywords = EXACT_KEYWORDS
-    about = "No score but those of the positives is computed, and second derivatives exist."
-    honours = frozenset({"retain_graph"})  # which autograd does by itself
+    about = "Only the scores of the positives are computed, and second derivatives exist."
+    honours = frozenset({"retain_graph"})  # accepted for a common interface: autograd keeps its own graph
     honours_why = "it has no blocks of scores, and its gradient touches all class vectors"
 
     def compute(self, call: HeadCall) -> Tensor:
@@ -147,9 +156,9 @@ class SampledHead(KernelHead):
     """A head that draws negatives."""
 
     keywords = SAMPLED_KEYWORDS
-    about = "A step touches the drawn class vectors alone; there are no second derivatives."
+    about = "A step touches only the drawn class vectors. There are no second derivatives."
     honours = frozenset({"sparse_grad", "retain_graph"})
-    honours_why = "it computes the scores that it draws and no blocks of them"
+    honours_why = "it computes the scores of drawn classes only, and no blocks of scores"
 
     def __init__(
         self,

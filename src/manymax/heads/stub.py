@@ -1,6 +1,7 @@
-"""The types of the heads for editors and type checkers, which do not run the code that builds them.
+"""Writes the stub file `heads/__init__.pyi`: the types of the heads for editors and type checkers.
 
-`make docs` writes them to `heads/__init__.pyi`, next to the module that they describe; a test says when they are old.
+Those do not run the code that builds the heads. `make docs` writes the file again, and a test fails where it is out of
+date.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 from manymax.engine.member import Member
 from manymax.heads.build import class_name, function_name, head_class, head_function
 
-OPENING = """# Written by `make docs` from the records of the members.
+OPENING = """# Written by `make docs` from the entries of the members.
 from collections.abc import Callable
 
 import torch
@@ -43,31 +44,34 @@ def stub(members: Iterable[Member]) -> str:
 
 
 def _class(member: Member) -> str:
-    """A class with its constructor; what it can be set to are attributes."""
+    """The stub of a class: its settings as attributes, and its constructor."""
     made = head_class(member)
     base = made.__mro__[1].__name__ if member.head is None else "LinearHead"
     attributes = [f"    {s.name}: {_annotation(made, s.name)}" for s in member.settings]
-    if member.head is not None:
+    if member.head is not None:  # the tree, whose head has vectors of nodes and not of classes
         attributes.append("    node_vectors: Tensor")
     return "\n".join([f"class {class_name(member)}({base}):", *attributes, _constructor(made), ""])
 
 
 def _annotation(made: type, name: str) -> str:
+    """The type of an argument of a class's constructor."""
     return str(inspect.signature(made).parameters[name].annotation)
 
 
 def _constructor(made: type) -> str:
+    """The line of a class's constructor."""
     given = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
     parameters = [*given, *inspect.signature(made).parameters.values()]
     return "    " + _signature("def __init__", parameters, "None")
 
 
 def _definition(opening: str, function: Callable[..., Any]) -> str:
+    """The line of a function."""
     return _signature(opening, list(inspect.signature(function).parameters.values()), "Tensor")
 
 
 def _signature(opening: str, parameters: list[inspect.Parameter], returned: str) -> str:
-    """One line, with a star before the first argument that is given by name alone."""
+    """A signature in one line, with a star before the first argument that must be given by name."""
     words, starred = [], False
     for parameter in parameters:
         if parameter.kind is parameter.KEYWORD_ONLY and not starred:
