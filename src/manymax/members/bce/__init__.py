@@ -1,4 +1,4 @@
-"""BCE: everything about this loss, which is no member of the family but a reference beside it."""
+"""BCE, a reference loss: no member of the family, but a loss to compare members with."""
 
 from manymax.engine.cost import FLOAT, sampled_cost, sampled_traffic
 from manymax.engine.member import ONE_DRAW_EACH, Member

@@ -1,12 +1,13 @@
-"""Bayesian personalised ranking, the pairwise loss that recommenders are compared with.
+"""Bayesian personalised ranking (BPR), a pairwise loss that is common in recommenders.
 
     loss      mean over k negatives j of softplus(s_j - s_y)
     gradient  -mean_j sigma(s_j - s_y) on the positive, sigma(s_j - s_y) / k on each negative
 
-For labels from p and negatives from q every pair of classes is least at s_i - s_j = log(p_i q_j / (p_j q_i)), so that
-s = log(p / q) is the minimiser. With one negative it is sampled softmax without correction. No log q enters it.
+With labels drawn from p and negatives from q, the expected loss of every pair of classes is smallest at s_i - s_j =
+log(p_i q_j / (p_j q_i)), so s = log(p / q) minimises it. With one negative BPR is sampled softmax without correction.
+The loss does not use log q.
 
-Reference: Rendle, Freudenthaler, Gantner, Schmidt-Thieme, "BPR", UAI 2009.
+Published in: Rendle, Freudenthaler, Gantner, Schmidt-Thieme, "BPR", UAI 2009.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from manymax.engine.sampled_scores import DrawnKernel, SampledScores
 
 
 def bpr_loss(positive: Tensor, negative: Tensor) -> Tensor:
-    """-log sigmoid(s_y - s_j), the mean over negatives.
+    """Mean over the negatives of -log sigmoid(s_y - s_j), for each positive.
 
     Args:
         positive: (M,) scores of the positives.
         negative: (M, k) scores of their negatives.
 
     Returns:
-        (M,).
+        (M,) losses.
 
     >>> import torch
     >>> bpr_loss(torch.tensor([2.0]), torch.tensor([[0.0, 2.0]]))
@@ -36,9 +37,14 @@ def bpr_loss(positive: Tensor, negative: Tensor) -> Tensor:
 
 
 def bpr_kernel() -> DrawnKernel:
-    """The kernel of BPR; what is masked (-inf) adds nothing to the mean."""
+    """Make the kernel of BPR for a head: mean_j softplus(s_j - s_y).
+
+    A masked negative (score -inf) adds 0 to the sum, and still counts in the k that divides it.
+    """
 
     def rows(sample: SampledScores) -> Tensor:
+        # Every rank knows the scores of the positives and compares them with the negatives that it holds. `spread`:
+        # the gradient of a positive comes from the negatives of all ranks and is added up over them.
         ranks = sample.ranks
         positive = ranks.spread(sample.positive).unsqueeze(-1)
         return ranks.total(softplus(sample.negative - positive).sum(-1)) / sample.num_negatives
@@ -54,15 +60,18 @@ FORMULAS = Formulas(
 
 FACTS = Facts(
     order_preservation=None,
-    fenchel_young=Fact(False, "a mean of logistic losses of differences", "derived", "derived"),
-    convex=Fact(True, "a mean of logistic losses of differences", "derived", "derived"),
+    fenchel_young=Fact(False, "it is a mean of logistic losses of differences of scores", "derived", "derived"),
+    convex=Fact(True, "it is a mean of logistic losses of differences of scores", "derived", "derived"),
     calibrated=Fact(
-        True, "the minimiser is log(p / q): the order of p if negatives are drawn uniformly", "derived", "derived"
+        True,
+        "the minimiser is log(p / q), which ranks classes like p if negatives are drawn uniformly",
+        "derived",
+        "derived",
     ),
-    shift_invariant=Fact(True, "only differences of scores enter", "derived", "derived"),
+    shift_invariant=Fact(True, "only differences of scores enter the loss", "derived", "derived"),
     smoothness=Fact(
         0.5,
-        "1/4 times |e_j - e_y|^2 = 2",
+        "1/4, the largest curvature of a logistic loss, times |e_j - e_y|^2 = 2",
         "derived",
         "derived",
         fn=lambda num_classes: 0.5 if num_classes > 1 else 0.0,

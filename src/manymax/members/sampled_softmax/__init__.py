@@ -1,4 +1,4 @@
-"""Sampled softmax: everything about this member."""
+"""Sampled softmax: its loss, facts and theory, and its entry in `FAMILY`."""
 
 from manymax.engine.cost import FLOAT, sampled_cost, sampled_traffic
 from manymax.engine.member import ONE_DRAW_EACH, Member
