@@ -41,7 +41,7 @@ DEBIAS = (None, "delta", "jackknife")
 
 
 def _logits(sample: SampledScores, correction: str) -> tuple[Tensor, Tensor]:
-    """Logits c_y (...) of the positives and c_j (..., K) of the negatives (-inf if masked), up to a constant per row."""
+    """Logits c_y (...) of positives and c_j (..., K) of negatives (-inf if masked), up to a constant per row."""
     positive, negative, ranks = sample.positive, sample.negative, sample.ranks
     # The loss depends on differences of scores only. A common offset goes first: float32 numbers near 1000 are 6e-5
     # apart, and adding log q to such a score would round it to that. The offset needs no gradient. The largest score
