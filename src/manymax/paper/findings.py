@@ -20,9 +20,9 @@ from typing import Literal
 
 from manymax.paper.judgement import Evidence, Point, beats, from_paper, from_trials, selected, untested
 from manymax.paper.printed import SAMPLED, remoteness
-from manymax.study.report.pace import NEAR, arrival
+from manymax.study.report.pace import NEAR_BEST, arrival
 from manymax.study.report.runs import Trial, metrics
-from manymax.study.report.significance import LEVEL
+from manymax.study.report.significance import SIGNIFICANCE_LEVEL
 
 Verdict = Literal["confirmed", "contradicted", "not enough runs"]
 
@@ -271,7 +271,7 @@ class Finding:
     parts: Mapping[str, Need]
 
 
-TEST = f"paired t-test over users, p < {LEVEL}"
+TEST = f"paired t-test over users, p < {SIGNIFICANCE_LEVEL}"
 BEST = (
     "Each loss counts at the settings that are best on validation, of those with batches nearest to the paper's pairs."
 )
@@ -339,8 +339,8 @@ FINDINGS = (
     Finding(
         8,
         "Sparse losses converge in few epochs on MF, and lose this on complex backbones.",
-        f"For each data set: the epoch at which {NEAR:.0%} of the own best validation N@20 is reached is earlier than "
-        f"softmax's on MF (open where it is the same), and not earlier on other backbones. {BEST}",
+        f"For each data set: the epoch at which {NEAR_BEST:.0%} of the own best validation N@20 is reached is earlier "
+        f"than softmax's on MF (open where it is the same), and not earlier on other backbones. {BEST}",
         few_epochs,
         {
             "simple": Need(("softmax", "sparsemax or entmax"), f"under {SIMPLE}, with curves"),

@@ -9,7 +9,7 @@ from functools import lru_cache
 from manymax.paper.numbers import NUMBERS
 from manymax.paper.printed import SAMPLED, remoteness
 from manymax.study.report.runs import Trial, metrics
-from manymax.study.report.significance import LEVEL, PairedComparison, compare
+from manymax.study.report.significance import SIGNIFICANCE_LEVEL, PairedComparison, compare
 
 METRIC = "ndcg@20"
 
@@ -121,7 +121,7 @@ def beats(first: Point, second: Point, tests: int = 1) -> bool | None:
     if first.trial is None or second.trial is None:
         return None if first.score == second.score else first.score > second.score
     result = _tested(first.trial, second.trial)
-    return result.difference > 0 if result is not None and result.t < LEVEL / tests else None
+    return result.difference > 0 if result is not None and result.t < SIGNIFICANCE_LEVEL / tests else None
 
 
 @lru_cache(maxsize=4096)

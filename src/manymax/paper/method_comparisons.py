@@ -60,8 +60,8 @@ def outcome(comparison: MethodComparison, here: Sequence[Trial], metrics: Sequen
         )
         for trial in sorted(here, key=lambda t: (t.place, t.loss))
     ]
-    columns = (*((tables.short(metric),) for metric in metrics), *pace.PACE)
-    return ReportTable("", "", comparison.headers, columns, tuple(rows), f"{comparison.note} {pace.WAIT}")
+    columns = (*((tables.short(metric),) for metric in metrics), *pace.PACE_COLUMNS)
+    return ReportTable("", "", comparison.headers, columns, tuple(rows), f"{comparison.note} {pace.LONGEST_WAIT_NOTE}")
 
 
 def seconds(comparison: MethodComparison, here: Sequence[Trial], metrics: Sequence[str]) -> ReportTable:

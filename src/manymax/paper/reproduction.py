@@ -289,7 +289,9 @@ def _convergence(made: Sequence[Trial]) -> Iterator[str]:
         return
     note = "Seconds are of training alone. Runs that shared the machine with others are slower than alone."
     headers = ("data", "backbone", "loss", "rate")
-    yield _sub(ReportTable("", "How soon, and how long", headers, pace.PACE, rows, f"{note} {pace.WAIT}"))
+    yield _sub(
+        ReportTable("", "How soon, and how long", headers, pace.PACE_COLUMNS, rows, f"{note} {pace.LONGEST_WAIT_NOTE}")
+    )
     for figure in _curves(made):
         yield _image(figure)
 

@@ -1,4 +1,4 @@
-"""How soon a trial arrives at its values, and what that costs in time and memory."""
+"""How soon a trial reaches its best values, and what it costs in time and memory."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from manymax.study.report.formats import Cell, ReportTable
 from manymax.study.report.runs import Array, Trial, chosen, direction, metrics
 from manymax.study.report.tables import rate
 
-NEAR = 0.95  # of the best validation value: when a run counts as having arrived
+NEAR_BEST = 0.95  # share of its own best validation value at which a run counts as having arrived
 
 
 def cost(trials: Sequence[Trial]) -> ReportTable:
-    """What a trial costs in time and memory."""
+    """Table of the time and memory that each trial took."""
     names = metrics(trials)
     rows = []
     for trial in chosen(trials, names[0]) if names else []:
@@ -42,25 +42,30 @@ def cost(trials: Sequence[Trial]) -> ReportTable:
             ("best epoch",),
             ("training s / epoch",),
             ("evaluation s / epoch",),
-            (f"training s to {NEAR:.0%} of own best",),
+            (f"training s to {NEAR_BEST:.0%} of own best",),
             ("total s",),
             ("peak memory MB",),
         ),
         rows=tuple(rows),
-        note="Peak memory is that of the process. Runs that shared the machine with others are slower than alone.",
+        note="Peak memory is that of the process. Runs that shared the machine with others took longer than alone.",
     )
 
 
 def arrival(trial: Trial, metric: str, column: str, goal: float | None = None) -> float | None:
-    """When the curve first reaches the goal, in the unit of `column`; None if never.
+    """Where the validation curve first reaches `goal`; None if it never does.
 
-    Without a goal it is 95 % of the curve's own best value, of a metric of which less is better 1 / 95 %.
+    Args:
+        trial: whose curve is looked at.
+        metric: of the curve.
+        column: the unit of the answer: "epoch", or "seconds_train" for seconds of training.
+        goal: a value of the metric; if None, 95 % of the best value of the curve (its best value / 95 % for a metric
+            of which less is better).
     """
     curve = trial.curve
     if metric not in curve or column not in curve:
         return None
     sign = direction(metric)
-    goal = NEAR**sign * _best(curve[metric], metric) if goal is None else goal
+    goal = NEAR_BEST**sign * _best(curve[metric], metric) if goal is None else goal
     reached = sign * curve[metric] >= sign * goal
     return float(curve[column][reached.argmax()]) if reached.any() else None
 
@@ -69,22 +74,25 @@ def _best(curve: Array, metric: str) -> float:
     return float(curve.max() if direction(metric) > 0 else curve.min())
 
 
-PACE = tuple(
+PACE_COLUMNS = tuple(
     (name,)
     for name in (
         "epochs",
         "best epoch",
         "longest wait",
         "s to the best",
-        f"epoch at {NEAR:.0%} of it",
+        f"epoch at {NEAR_BEST:.0%} of it",
         "training s / epoch",
     )
 )
-WAIT = "Longest wait: epochs from one best value to the next; early stopping with less patience would have ended there."
+LONGEST_WAIT_NOTE = (
+    "Longest wait: the most epochs from one best value to the next; with less patience early stopping would have ended"
+    " the run there."
+)
 
 
 def pace(trial: Trial, metric: str) -> tuple[Cell, ...]:
-    """The cells below `PACE`."""
+    """The cells of a trial below the headers `PACE_COLUMNS`."""
     curve = trial.curve.get(metric)
     values = (
         (trial.average(lambda r: float(r.epochs)), 1),
@@ -98,7 +106,7 @@ def pace(trial: Trial, metric: str) -> tuple[Cell, ...]:
 
 
 def longest_wait(trial: Trial, metric: str) -> float | None:
-    """The most epochs from a best value of the curve to the next."""
+    """The largest number of epochs between a best value of the curve and the next better one."""
     curve = trial.curve
     if metric not in curve or "epoch" not in curve:
         return None
@@ -108,5 +116,5 @@ def longest_wait(trial: Trial, metric: str) -> float | None:
 
 
 def epoch_seconds(trial: Trial) -> float | None:
-    """Training seconds of an epoch."""
+    """Seconds of training per epoch."""
     return trial.average(lambda r: r.seconds["training"] / r.epochs if r.epochs and "training" in r.seconds else None)

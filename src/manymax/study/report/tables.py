@@ -1,4 +1,4 @@
-"""The tables of the report."""
+"""The tables of the report, made from the trials of a study."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from manymax.study.report.runs import (
     order,
 )
 from manymax.study.report.sections import Published
-from manymax.study.report.significance import LEVEL, compare, holm
+from manymax.study.report.significance import SIGNIFICANCE_LEVEL, compare, holm
 
-EMPTY = Cell(text="")
+EMPTY_CELL = Cell(text="")
 POPULARITY = "popularity"
-MARKS = "Bold: the best of a method over its learning rates. Blue: the best of a data set. "
+MARKS_NOTE = "Bold: the best learning rate of a method. Blue: the best of all methods on a data set. "
 
 
 def short(metric: str) -> str:
-    """A metric as a heading.
+    """The name of a metric as the header of a column.
 
     >>> short("ndcg@20"), short("regret@20")
     ('N@20', 'regret@20')
@@ -43,22 +43,24 @@ def short(metric: str) -> str:
 
 
 def rate(lr: float | None) -> str:
-    """A learning rate as a heading."""
+    """A learning rate as the header of a column; None is a method that is solved without one."""
     return "no lr" if lr is None else f"lr={lr:g}"
 
 
 def results(trials: Sequence[Trial], backbone: str, published: Published | None = None) -> ReportTable:
-    """The results of one backbone: a row per method and metric, a column per data set and learning rate."""
-    here = [trial for trial in trials if trial.backbone == backbone]
-    names, rates, labels = metrics(here), _rates(here), _labels(here)
-    blocks = {
-        (data, metric): _block(here, data, rates[data], labels, metric, published) for data in rates for metric in names
+    """The results with one backbone: a row per method and metric, a column per data set and learning rate."""
+    own = [trial for trial in trials if trial.backbone == backbone]
+    names, rates, labels = metrics(own), _rates(own), _labels(own)
+    found = {
+        (data, metric): _data_set_cells(own, data, rates[data], labels, metric, published)
+        for data in rates
+        for metric in names
     }
     rows = [
-        ((label, short(metric)), tuple(cell for data in rates for cell in blocks[data, metric][label]))
+        ((label, short(metric)), tuple(cell for data in rates for cell in found[data, metric][label]))
         for label in [*labels, POPULARITY]
         for metric in names
-        if any(cell.value is not None for data in rates for cell in blocks[data, metric][label])
+        if any(cell.value is not None for data in rates for cell in found[data, metric][label])
     ]
     noted = published.note if published is not None and any(cell.paper for _, cells in rows for cell in cells) else ""
     return ReportTable(
@@ -67,18 +69,19 @@ def results(trials: Sequence[Trial], backbone: str, published: Published | None 
         headers=("loss", "metric"),
         columns=tuple((data, rate(lr)) for data in rates for lr in rates[data]),
         rows=tuple(rows),
-        note=_seeds(here) + MARKS + noted,
+        note=_seeds(own) + MARKS_NOTE + noted,
     )
 
 
 def _seeds(trials: Iterable[Trial]) -> str:
+    """The sentence of a note that says over how many seeds the means are."""
     counts = sorted({len(trial.runs) for trial in trials})
     if max(counts, default=1) == 1:
         return "One seed. "
     return f"Mean ± standard deviation over {' to '.join(dict.fromkeys(map(str, (counts[0], counts[-1]))))} seeds. "
 
 
-def _block(
+def _data_set_cells(
     trials: Sequence[Trial],
     data: str,
     rates: Sequence[float | None],
@@ -86,18 +89,18 @@ def _block(
     metric: str,
     published: Published | None,
 ) -> dict[str, list[Cell]]:
-    """{label: cells} of one data set and metric, with the best of all marked; popularity stands outside."""
-    mine = {
+    """{label: cells} of one data set and metric; the best of all labels is marked, popularity takes no part in that."""
+    by_rate = {
         label: {trial.lr: trial for trial in trials if (trial.data, trial.label) == (data, label)} for label in labels
     }
-    lines = {label: _cells(mine[label], rates, metric, published) for label in labels}
-    flat = iter(_marked([cell for cells in lines.values() for cell in cells], metric, "overall"))
-    block = {label: [next(flat) for _ in cells] for label, cells in lines.items()}
-    return block | {POPULARITY: [_popularity(trials, data, metric, len(rates))]}
+    lines = {label: _method_cells(by_rate[label], rates, metric, published) for label in labels}
+    marked = iter(_marked([cell for cells in lines.values() for cell in cells], metric, "overall"))
+    methods = {label: [next(marked) for _ in cells] for label, cells in lines.items()}
+    return methods | {POPULARITY: [_popularity(trials, data, metric, len(rates))]}
 
 
 def _rates(trials: Iterable[Trial]) -> dict[str, list[float | None]]:
-    """The learning rates of each data set, largest first; a set without any has the one column None."""
+    """The learning rates on each data set, largest first; [None] where every method is solved without one."""
     found: dict[str, set[float]] = defaultdict(set)
     for trial in trials:
         found[trial.data] |= {trial.lr} if trial.lr is not None else set()
@@ -105,18 +108,19 @@ def _rates(trials: Iterable[Trial]) -> dict[str, list[float | None]]:
 
 
 def _labels(trials: Iterable[Trial]) -> list[str]:
+    """The labels of the trials, in the order of the family."""
     labels = {trial.label: trial.loss for trial in trials}
     return sorted(labels, key=lambda label: (order(labels[label]), natural(label)))
 
 
-def _cells(
-    mine: Mapping[float | None, Trial], rates: Sequence[float | None], metric: str, published: Published | None
+def _method_cells(
+    by_rate: Mapping[float | None, Trial], rates: Sequence[float | None], metric: str, published: Published | None
 ) -> list[Cell]:
-    """The cells of a method's trials by learning rate."""
-    if None in mine:  # solved without a learning rate: one number for all of them
-        return [replace(_beside(mine[None], metric, published), span=len(rates))]
-    cells = [_beside(mine[lr], metric, published) if lr in mine else EMPTY for lr in rates]
-    return _marked(cells, metric, "best") if len(mine) > 1 else cells
+    """The cells of one method, one per learning rate; `by_rate` are its trials."""
+    if None in by_rate:  # solved without a learning rate: one number that reaches over all columns
+        return [replace(_with_published(by_rate[None], metric, published), span=len(rates))]
+    cells = [_with_published(by_rate[lr], metric, published) if lr in by_rate else EMPTY_CELL for lr in rates]
+    return _marked(cells, metric, "best") if len(by_rate) > 1 else cells
 
 
 def measured(trial: Trial, metric: str) -> Cell:
@@ -124,12 +128,12 @@ def measured(trial: Trial, metric: str) -> Cell:
     return Cell(trial.mean(metric), trial.spread(metric), text="-")
 
 
-def _beside(trial: Trial, metric: str, published: Published | None) -> Cell:
+def _with_published(trial: Trial, metric: str, published: Published | None) -> Cell:
     return replace(measured(trial, metric), paper=None if published is None else published.value(trial, metric))
 
 
 def _marked(cells: Sequence[Cell], metric: str, mark: Literal["best", "overall"]) -> list[Cell]:
-    """The cells with those of the best value marked."""
+    """The cells, those with the best value marked as `best` or `overall`."""
     values = [cell.value for cell in cells if cell.value is not None]
     best = (max if direction(metric) > 0 else min)(values, default=None)
     marks: dict[str, Any] = {mark: True}
@@ -149,9 +153,16 @@ def sweep(
     title: str,
     published: Published | None = None,
 ) -> ReportTable | None:
-    """One sampled method's metrics over the values of `setting`, the others as `fixed`; None where nothing varies.
+    """The metrics of sampled losses for the values of one setting; None where no loss has two values of it.
 
     There is a row per data set, backbone and loss, and a column per metric and value.
+
+    Args:
+        trials: of the study.
+        setting: the name of the setting, such as "num_negatives".
+        fixed: {name: value} of settings that a trial must have to be taken.
+        title: of the table.
+        published: published numbers to print beside ours.
     """
     swept = points(trials, setting, fixed)
     values = sorted({value for line in swept.values() for value in line}, key=sortable)
@@ -162,7 +173,7 @@ def sweep(
     for headers, line in swept.items():
         cells = []
         for metric in names:
-            row = [_beside(line[value], metric, published) if value in line else EMPTY for value in values]
+            row = [_with_published(line[value], metric, published) if value in line else EMPTY_CELL for value in values]
             cells += _marked(row, metric, "best")
         rows.append((headers, tuple(cells)))
     return ReportTable(
@@ -173,38 +184,41 @@ def sweep(
             (short(metric), f"k={value}" if isinstance(value, int) else value) for metric in names for value in values
         ),
         rows=tuple(rows),
-        note="Each at the learning rate that is best on the validation part. Bold: the best of a row.",
+        note="Each loss has the learning rate that is best for it on the validation part. Bold: the best of a row.",
     )
 
 
 def points(
     trials: Sequence[Trial], setting: str, fixed: Mapping[str, Any]
 ) -> dict[tuple[str, str, str], dict[Any, Trial]]:
-    """{(data, backbone, loss): {value of the setting: its trial at the best learning rate}}, two values at least."""
+    """{(data, backbone, loss): {value of the setting: the trial with the best learning rate}}.
+
+    Only sampled losses are taken, with settings as in `fixed`, and only lines with at least two values.
+    """
     names = metrics(trials)
     lines: dict[tuple[str, str, str], dict[Any, Trial]] = defaultdict(dict)
     for trial in chosen(trials, names[0]) if names else []:
         settings = trial.settings
         if is_sampled(trial.loss) and all(settings.get(k) == v for k, v in fixed.items()):
-            rest = {key: value for key, value in trial.varied.items() if key not in (setting, *fixed)}
-            lines[(*trial.place, described(trial.loss, rest))].setdefault(settings.get(setting), trial)
+            others = {key: value for key, value in trial.varied.items() if key not in (setting, *fixed)}
+            lines[(*trial.place, described(trial.loss, others))].setdefault(settings.get(setting), trial)
     return {place: line for place, line in lines.items() if len(line) > 1}
 
 
 def sortable(value: Any) -> tuple[bool, bool, Any]:
-    """A key that sorts numbers, then names, the uniform proposal before others."""
+    """A sorting key: numbers come before names, and "uniform" before other names."""
     return isinstance(value, str), value != "uniform", value
 
 
 def significance(trials: Sequence[Trial]) -> ReportTable:
-    """The best method of each data set and backbone against every other one, paired over users."""
+    """The best method on each data set and backbone against every other method, tested in pairs over users."""
     names = metrics(trials)
     rows = []
     for place in sorted({trial.place for trial in trials}):
-        here = (
+        own = (
             [t for t in chosen(trials, names[0]) if t.place == place and t.mean(names[0]) is not None] if names else []
         )
-        ranked = sorted(here, key=lambda t: -direction(names[0]) * (t.mean(names[0]) or 0))
+        ranked = sorted(own, key=lambda t: -direction(names[0]) * (t.mean(names[0]) or 0))
         found = [(other, compare(ranked[0], other, names[0])) for other in ranked[1:]]
         paired = [(other, result) for other, result in found if result is not None]
         adjusted = holm([result.t for _, result in paired])
@@ -215,7 +229,7 @@ def significance(trials: Sequence[Trial]) -> ReportTable:
                 Cell(float(result.users), digits=0),
                 Cell(text=_p_value(result.t)),
                 Cell(text=_p_value(result.wilcoxon)),
-                Cell(text=_p_value(p), best=p < LEVEL),
+                Cell(text=_p_value(p), best=p < SIGNIFICANCE_LEVEL),
             )
             rows.append((headers, cells))
     return ReportTable(
@@ -224,7 +238,8 @@ def significance(trials: Sequence[Trial]) -> ReportTable:
         headers=("data", "backbone", "best", "other"),
         columns=(("difference",), ("users",), ("p, t-test",), ("p, Wilcoxon",), ("p, t-test, Holm",)),
         rows=tuple(rows),
-        note=f"Differences of a user are averaged over seeds first. Bold: below {LEVEL} after Holm's correction.",
+        note=f"The differences of a user are averaged over seeds before the test. Bold: p below {SIGNIFICANCE_LEVEL}"
+        " after Holm's correction for testing several methods.",
     )
 
 
@@ -233,7 +248,7 @@ def _p_value(p: float) -> str:
 
 
 def approximations(trials: Sequence[Trial]) -> ReportTable:
-    """Predicted, exact and measured bias and variance of the sampled losses."""
+    """Predicted, exact and measured bias and variance of the sampled losses, on the scores of trained models."""
     rows = []
     for trial in chosen(trials, (metrics(trials) or [""])[0]):
         for row in trial.runs[0].probe.get("approximations", ()) if trial.loss == BASELINE.name else ():
@@ -248,23 +263,23 @@ def approximations(trials: Sequence[Trial]) -> ReportTable:
         headers=("data", "backbone", "loss", "k"),
         columns=(*((what, how) for what in ("bias", "variance") for how in hows), ("Delta method", "in range")),
         rows=tuple(rows),
-        note="Measured with the standard error of the mean. In range: the share of users for whom the prediction is "
-        "expected to hold to a tenth.",
+        note="Measured: by Monte Carlo, ± the standard error of the mean. In range: the share of users for whom the "
+        "prediction of the Delta method is expected to be off by at most a tenth.",
     )
 
 
 def data_sets(trials: Sequence[Trial]) -> ReportTable:
-    """How large each data set is after its filters."""
+    """The size of each data set after its filters."""
     sizes = ("users", "items", "train", "valid", "test")
     rows = []
     for headers, trial in _by_split(trials).items():
-        have = trial.runs[0].record.sizes
-        rows.append((headers, tuple(Cell(text=f"{have[name]:,}" if name in have else "-") for name in sizes)))
+        recorded = trial.runs[0].record.sizes
+        rows.append((headers, tuple(Cell(text=f"{recorded[name]:,}" if name in recorded else "-") for name in sizes)))
     return ReportTable("data", "Data sets", ("data", "split"), tuple((name,) for name in sizes), tuple(rows))
 
 
 def _by_split(trials: Sequence[Trial]) -> dict[tuple[str, str], Trial]:
-    """The first trial of each data set and way to split it."""
+    """The first trial of each data set and kind of split."""
     found: dict[tuple[str, str], Trial] = {}
     for trial in trials:
         found.setdefault((trial.data, _split(trial)), trial)
@@ -272,14 +287,14 @@ def _by_split(trials: Sequence[Trial]) -> dict[tuple[str, str], Trial]:
 
 
 def _split(trial: Trial) -> str:
-    """As set, else as the data card says that it was done."""
+    """How the data were split: by the setting or, where that is left out, by what the data card says."""
     done = [step["split"] for step in trial.runs[0].record.card if "split" in step]
     return str(trial.settings.get("split") or (done or ["ratio"])[-1])
 
 
 def not_done(study: Study) -> ReportTable:
-    """Runs that failed, diverged or were stopped, with the reason."""
-    rows = [((*_identity(run), run.name), (_reason(run),)) for run in study.failed]
+    """Table of the runs that failed, diverged or were stopped, with the reason."""
+    rows = [((*_run_names(run), run.name), (_reason(run),)) for run in study.failed]
     return ReportTable(
         name="not_done",
         title="Runs without a result",
@@ -293,16 +308,17 @@ def _reason(run: Run) -> Cell:
     return Cell(text=run.record.reason or "no reason was recorded")
 
 
-def _identity(run: Run) -> tuple[str, ...]:
+def _run_names(run: Run) -> tuple[str, ...]:
+    """The leading cells of a run's row: data, backbone, loss, rate, seed and status."""
     s = run.settings
     return str(s["data"]), s["backbone"], s["loss"], rate(s.get("lr")), str(s["seed"]), run.record.status
 
 
 def all_runs(study: Study) -> ReportTable:
-    """Every run with every test metric."""
+    """Table of every run with every test metric."""
     names = sorted({name for run in study.runs for name in run.record.test}, key=natural)
     rows = [
-        ((*_identity(run), run.name), tuple(Cell(run.record.test.get(name), text="-") for name in names))
+        ((*_run_names(run), run.name), tuple(Cell(run.record.test.get(name), text="-") for name in names))
         for run in study.runs
     ]
     headers = ("data", "backbone", "loss", "rate", "seed", "status", "run")
@@ -310,7 +326,7 @@ def all_runs(study: Study) -> ReportTable:
 
 
 def cards(trials: Sequence[Trial]) -> list[ReportTable]:
-    """The data card of each set: its steps, and what each left."""
+    """A table per data set with its data card: the steps of its preparation, and what each left."""
     made = []
     for index, ((data, split), trial) in enumerate(_by_split(trials).items()):
         card = trial.runs[0].record.card
