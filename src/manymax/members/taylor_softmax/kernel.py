@@ -1,4 +1,10 @@
-"""Taylor-softmax of a block of scores: losses and gradient, dense, in place."""
+"""Taylor-softmax of a block of scores: losses, and a dense gradient in place of the scores.
+
+With f(s) = sum_{k <= order} s^k / k!, whose derivative f' is the polynomial of one order less, and F = sum_j f(s_j)
+
+    loss      sum_i t_i (log F - log f(s_i)) = total log F - sum_i t_i log f(s_i)
+    gradient  total f'(s) / F - t f'(s) / f(s)
+"""
 
 from __future__ import annotations
 
@@ -15,11 +21,19 @@ from manymax.ops.checks import check_finite, visible
 from manymax.ops.row_blocks import row_blocks
 
 COST = exact_cost(EntryCost(Work(passes=50), calls=200, plain=8))
-TRAFFIC = exact_traffic(sums=1, row=2 * DOUBLE)  # sum f(s) and sum_i t_i log f(s_i)
+# One exchange per block of two sums per row in float64: sum_j f(s_j) and sum_i t_i log f(s_i). No maximum is needed,
+# because a polynomial overflows only where scores are refused anyway.
+TRAFFIC = exact_traffic(sums=1, row=2 * DOUBLE)
+
+# Higher orders are computed in float64. Below 0 the terms s^k / k! alternate in sign, and together they are up to 70
+# times (order 6) or 2,000 times (order 12) as large as their sum: float32 would lose two to four of its seven digits.
+MOST_FLOAT32_ORDER = 4
 
 
 def taylor_kernel(order: int = 2) -> Kernel:
-    """The kernel of the Taylor-softmax loss, with the gradient f'(s) / F - t f'(s) / f(s).
+    """The kernel of the Taylor-softmax loss.
+
+    With F = sum_j f(s_j) the gradient of the loss in the scores is f'(s) / F - t f'(s) / f(s).
 
     Example:
         >>> import torch, manymax
@@ -31,14 +45,16 @@ def taylor_kernel(order: int = 2) -> Kernel:
 
     def run(block: Block) -> BlockResult:
         target, scores = block.target, block.scores
-        # some rows at a time, which stay in cache
+        # f and f' are two more tables, and in float64 twice as large: some rows at a time, which stay in cache.
         pieces = row_blocks(scores.shape[0], scores.shape[1], PIECE)
         if block.ranks.alone:
-            scores[:, block.num_classes :] = 0  # the padding is in no sum, and must not spoil the matmuls
-            parts = [_rows_(scores[rows, : block.num_classes], target[rows], order) for rows in pieces]
+            # The padding is -inf, and a polynomial of it is not 0 as an exponential would be: it is left out of all
+            # sums, and set to 0, so that the table that is handed on is finite everywhere.
+            scores[:, block.num_classes :] = 0
+            parts = [_whole_rows_(scores[rows, : block.num_classes], target[rows], order) for rows in pieces]
             result = BlockResult(torch.cat(parts))
         else:
-            result = BlockResult(_rows_of_all_(block, pieces, order))
+            result = BlockResult(_sharded_rows_(block, pieces, order))
         if target.coefficient is not None:
             result.parts.append(Dense(scores, target.row_coefficient))
         return result
@@ -46,34 +62,41 @@ def taylor_kernel(order: int = 2) -> Kernel:
     return Kernel(run)
 
 
-def _rows_(scores: Tensor, target: RowTarget, order: int) -> Tensor:
-    """Losses (n,); f'(s) / F - t f'(s) / (|t| f(s)) in place of the scores (n, C)."""
-    s = scores.double() if order > 4 else scores  # from order 6 on the terms cancel below 0
+def _whole_rows_(scores: Tensor, target: RowTarget, order: int) -> Tensor:
+    """Losses (n,) of rows with all their classes; f'(s) / F - t f'(s) / (total f(s)) in place of the scores (n, C)."""
+    # The factor coefficient x total of the gradient is put on the rows later, as for every dense part.
+    s = scores.double() if order > MOST_FLOAT32_ORDER else scores
     terms, slope = polynomial(s, order), polynomial(s, order - 1)
     total = terms.sum(1, keepdim=True)
     live = None
-    if not total.isfinite().all():  # a masked class, or scores that are refused
-        check_finite(scores.amax(1))
+    # f(-inf) = +inf at an even order. So one look at the sums tells whether there is a masked class at all, and blocks
+    # without one, which are the rule, need no pass that looks for masks.
+    if not total.isfinite().all():
+        check_finite(scores.amax(1))  # nan, +inf, or a row without a live class
         live = scores > -torch.inf
         total = terms.masked_fill_(~live, 0).sum(1, keepdim=True)
         if not total.isfinite().all():
             raise ArgumentError(f"the scores are too large for `order` {order}: the polynomial overflows.")
-    picked = target.pick(terms).log()
+    positive_logs = target.pick(terms).log()
     if live is not None:
+        # f = 1 and f' = 0 give a masked class the gradient 0, and log f = 0 where smoothing takes all logarithms.
         terms, slope = terms.masked_fill_(~live, 1), slope.masked_fill_(~live, 0)
     if target.coefficient is not None:
         torch.div(slope, total, out=scores)
         target.subtract_(scores, slope, terms)
+    # Last, because the logarithm overwrites the terms.
     spread = None if target.class_weight is None else terms.log_().mul_(target.class_weight).sum(1)
-    return -target.inner(picked, total.log(), spread).to(scores.dtype)
+    return -target.inner(positive_logs, total.log(), spread).to(scores.dtype)
 
 
-def _rows_of_all_(block: Block, pieces: list[slice], order: int) -> Tensor:
-    """The same where ranks share the classes: sums of all rows, one exchange, then the gradient from terms made anew.
+def _sharded_rows_(block: Block, pieces: list[slice], order: int) -> Tensor:
+    """The losses (n,) of a block whose classes are split over ranks; the gradient in place of the scores.
 
-    An exchange for each piece would keep its terms, but cost a message each.
+    The sums of all rows come first, then one exchange, then the gradient.
     """
     target, scores = block.target, block.scores
+    # An exchange for each piece could keep the terms of that piece for the gradient, but each message waits for the
+    # slowest rank. The terms are computed a second time instead.
     own = torch.cat([_sums(block, rows, order) for rows in pieces])
     total, inner = block.ranks.sum(own).unbind(1)
     _check_total(total, order)
@@ -84,26 +107,30 @@ def _rows_of_all_(block: Block, pieces: list[slice], order: int) -> Tensor:
 
 
 def _sums(block: Block, rows: slice, order: int) -> Tensor:
-    """(n, 2): this rank's sum f(s), and its part of sum_i t_i log f(s_i)."""
+    """(n, 2): this rank's sum_j f(s_j), and its part of sum_i t_i log f(s_i)."""
     target, terms = block.target[rows], _terms(block.scores[rows, : block.num_classes], order)
-    total, picked = terms.sum(1), target.pick(terms)
+    total, positive_terms = terms.sum(1), target.pick(terms)
     spread = None
     if target.class_weight is not None:
+        # A masked class has f = 0; its class weight is 0 too, and 0 times log 0 would be nan.
         spread = torch.where(terms > 0, terms, 1).log_().mul_(target.class_weight).sum(1)
-    inner = target.inner(torch.where(picked > 0, picked, 1).log_(), terms.new_zeros(len(terms), 1), spread)
+    # Positives of other ranks stand here as class 0 with weight 0: log f = 0 even if that class is masked.
+    positive_logs = torch.where(positive_terms > 0, positive_terms, 1).log_()
+    inner = target.inner(positive_logs, terms.new_zeros(len(terms), 1), spread)
     return columns(total, inner)
 
 
 def _terms(scores: Tensor, order: int) -> Tensor:
-    """f(s), (n, C), 0 for a masked class; the masks are looked for where a sum says that there are some."""
-    terms = polynomial(scores.double() if order > 4 else scores, order)
+    """f(s), (n, C), 0 for a masked class; masks are looked for only where the sum of all terms says there are some."""
+    terms = polynomial(scores.double() if order > MOST_FLOAT32_ORDER else scores, order)
     return terms if terms.sum().isfinite() else taylor_exp(scores.to(terms.dtype), order)
 
 
 def _gradient_(scores: Tensor, target: RowTarget, total: Tensor, order: int) -> None:
-    """The gradient in place of the scores (n, C)."""
+    """The gradient in place of the scores (n, C), given F (n,) over the classes of all ranks."""
     terms = _terms(scores, order)
     slope = polynomial(scores.to(terms.dtype), order - 1)
+    # f'(-inf) = -inf at an odd order: as above, a sum tells whether there are masked classes.
     if not slope.sum().isfinite():
         slope = torch.where(scores > -torch.inf, slope, 0)
         terms = torch.where(terms > 0, terms, 1)
@@ -112,6 +139,7 @@ def _gradient_(scores: Tensor, target: RowTarget, total: Tensor, order: int) -> 
 
 
 def _check_total(total: Tensor, order: int) -> None:
+    """Raise if F (n,) is 0 or not finite; it is the same on all ranks, so that all of them raise."""
     if not visible(total) or ((total > 0) & total.isfinite()).all():
         return
     if (total == 0).any():
