@@ -2,7 +2,7 @@
 
 Both run loops whose length depends on the values, which torch.compile and vmap cannot trace. As operators they have a
 rule for each: torch.compile is told the shapes of the results, vmap turns its dimension into more rows, and
-members/entmax/loss.py has the derivatives.
+members/entmax/autograd.py has the derivatives.
 """
 
 from __future__ import annotations

@@ -21,8 +21,10 @@ from manymax.engine.cost import DOUBLE, MARKED, SEARCH_STEPS, EntryCost, Work, e
 from manymax.engine.ranks import columns
 from manymax.engine.row_target import RowTarget
 from manymax.errors import ArgumentError
+from manymax.members.entmax.alpha import read_alpha
+from manymax.members.entmax.autograd import omega_slope
 from manymax.members.entmax.level_search import SOURCE, VARIANTS, Piece, native_sums, plain_sums, search_levels
-from manymax.members.entmax.loss import omega, omega_slope, read_alpha
+from manymax.members.entmax.loss import omega
 from manymax.members.softmax.kernel import block_softmax
 from manymax.ops import levels, simplex
 from manymax.ops.checks import check_finite

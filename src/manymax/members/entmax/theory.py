@@ -1,9 +1,11 @@
 """Closed forms of the entmax Jacobian, for every alpha: softmax has alpha = 1 and sparsemax alpha = 2.
 
     J = diag(a) - a a' / A,   a = p^(2 - alpha) on the support, 0 elsewhere,   A = sum(a)
-    a_(2) <= |J| <= min(a_(1), supremum),   a in decreasing order
+    a_(2) <= |J| <= min(a_(1), supremum)
 
-References: Peters, Niculae, Martins, ACL 2019, proposition 2; the largest eigenvalue of a diagonal matrix minus a
+|J| is the spectral norm, a_(1) >= a_(2) the two largest of a, and the supremum that of `smoothness` in loss.py.
+
+Citations: Peters, Niculae, Martins, ACL 2019, proposition 2; the largest eigenvalue of a diagonal matrix minus a
 rank-one matrix: Golub, SIAM Review 1973.
 """
 
@@ -25,8 +27,8 @@ def closed_forms(map: Callable[..., Tensor], alpha: float | None = None) -> Theo
     """The closed forms of a map that is entmax at a fixed alpha, or that takes alpha as a setting.
 
     Args:
-        map: scores (..., C) to probabilities (..., C), and the setting `alpha` if that is not fixed.
-        alpha: what it is fixed at.
+        map: from scores (..., C) to probabilities (..., C); it takes the keyword `alpha` unless that is fixed.
+        alpha: the value at which alpha is fixed; None for a map that takes it.
     """
 
     def alpha_of(settings: dict[str, Any]) -> float:
@@ -39,7 +41,7 @@ def closed_forms(map: Callable[..., Tensor], alpha: float | None = None) -> Theo
     def norm_bounds(scores: Tensor, _: Tensor | None = None, **settings: Any) -> tuple[Tensor, Tensor]:
         probs = map(scores, **settings)
         largest = _weights(probs, alpha_of(settings)).topk(min(2, probs.shape[-1]), -1).values
-        several = (probs > 0).sum(-1) > 1  # with a single class in the support nothing can move
+        several = (probs > 0).sum(-1) > 1  # with a single class in the support p = e_i is constant: J = 0
         bound = largest[..., 0].clamp_max(smoothness(scores.shape[-1], alpha_of(settings)))
         return torch.where(several, largest[..., -1], 0), torch.where(several, bound, 0)
 
@@ -57,11 +59,11 @@ def _weights(probs: Tensor, alpha: float) -> Tensor:
 def entmax_norm(probs: Tensor, alpha: float) -> Tensor:
     """The spectral norm of the entmax Jacobian diag(a) - a a' / A at given probabilities, to the last digits in O(C).
 
-    With a = p^(2 - alpha), A = sum(a) it is the root x of sum_i a_i^2 / (A (a_i - x)) = 1 between the second largest
-    a and the largest.
+    With a = p^(2 - alpha) and A = sum(a) it is the root x of sum_i a_i^2 / (A (a_i - x)) = 1 that lies between the
+    second largest a and the largest.
 
     Args:
-        probs: (..., C) on the simplex.
+        probs: (..., C), points of the simplex.
         alpha: 1 (softmax) to 2 (sparsemax).
 
     Returns:
@@ -78,23 +80,31 @@ def entmax_norm(probs: Tensor, alpha: float) -> Tensor:
     top = a.topk(2, -1)
     first, second = top.values.split(1, -1)
     others = a.scatter(-1, top.indices[..., :1], 0)
-    low, high = torch.zeros_like(first), first - second  # of x - a_(2), which keeps its digits where the two are close
+    # Bisection for x - a_(2) and not for x: where the two largest a are close, the difference keeps its digits. Eighty
+    # halvings leave no bit of a float64 undecided.
+    low, high = torch.zeros_like(first), first - second
     for _ in range(80):
-        step = (low + high) / 2
-        gap = first - second - step
-        rest = torch.where(others > 0, others.square() / (others - second - step), 0).sum(-1, keepdim=True)
-        above = first.square() / gap + rest >= total
-        low, high = torch.where(above, low, step), torch.where(above, step, high)
+        middle = (low + high) / 2
+        gap = first - second - middle
+        sum_of_others = torch.where(others > 0, others.square() / (others - second - middle), 0).sum(-1, keepdim=True)
+        above = first.square() / gap + sum_of_others >= total
+        low, high = torch.where(above, low, middle), torch.where(above, middle, high)
     return (second + low).squeeze(-1)
 
 
 def sharpest_scores(num_classes: int, alpha: float = 1.5) -> Tensor:
-    """Scores (C,), float64, at which the entmax Jacobian has its largest spectral norm.
+    """Scores (C,), float64, at which the entmax Jacobian has its largest spectral norm, or comes close to it.
 
-    Either two classes share everything, with norm 2^(alpha-2), or p is proportional to (1, n^-r, ..., n^-r) with
-    n = C - 1 and r = 2/(3 - alpha). At alpha = 1 and C > 2 the supremum 1/2 is not attained: the others are at -30. At
-    alpha = 2 any two classes in the support will do, and all scores are 0.
+    Either two classes share all probability, with norm 2^(alpha-2), or p is proportional to (1, n^-r, ..., n^-r) with
+    n = C - 1 and r = 2/(3 - alpha). At alpha = 1 and C > 2 the supremum 1/2 is approached but not reached: the other
+    scores would have to be -inf, and are -30. At alpha = 2 every support of two classes or more has the norm 1, and
+    all scores are 0.
 
+    Args:
+        num_classes: C, at least 2.
+        alpha: 1 (softmax) to 2 (sparsemax).
+
+    Example:
         >>> from manymax import entmax
         >>> round(float(entmax_norm(entmax(sharpest_scores(1000)), 1.5)), 4)
         0.8676

@@ -4,11 +4,11 @@
     loss      l(y, s) = -log p_y = log S = log(1 + sum_{j != y} u_j)
     gradient  (1_P - m e_y) / S,   P = {j: u_j > 0},   m = |P|
 
-The map needs the label, so at inference rank by the scores. The gradient is not p - e_y, no loss has
-that gradient, and the loss is not convex: rankmax is not Fenchel-Young, whatever the paper says.
-At a kink s_j = s_y - 1 the class j is outside of the support.
+The map needs the label, so at inference rank by the scores. The gradient of the loss is not p - e_y, no loss has
+the gradient p - e_y, and the loss is not convex: rankmax is not a Fenchel-Young loss, although the paper on the softmax
+family that the facts cite calls it one. At a kink s_j = s_y - 1 the class j counts as outside of the support.
 
-Reference: Kong, Krichene, Mayoraz, Rendle, Zhang, "Rankmax", NeurIPS 2020.
+Citation: Kong, Krichene, Mayoraz, Rendle, Zhang, "Rankmax", NeurIPS 2020.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def rankmax(scores: Tensor, target: Tensor, dim: int = -1) -> Tensor:
 class _Violations(torch.autograd.Function):
     """S_p = sum_j max(0, s_j - s_{y_p} + 1) for the listed positives, (..., P), without keeping a table.
 
-    The backward is written in terms of the mask of the support, which is constant between kinks.
+    The backward is written in terms of the mask of the support, which is constant between kinks, so that second
+    derivatives are right there too.
     """
 
     generate_vmap_rule = True
@@ -70,7 +71,7 @@ class _Violations(torch.autograd.Function):
     @staticmethod
     def forward(scores: Tensor, ids: Tensor) -> Tensor:
         labels = scores.gather(-1, ids)  # (..., P)
-        # the difference comes first: s_y - 1 would be rounded to s_y where scores are large
+        # The difference comes first: s_y - 1 would be rounded to s_y where scores are large.
         sums = [torch.relu(scores - label.unsqueeze(-1) + 1).sum(-1) for label in labels.unbind(-1)]
         return torch.stack(sums, -1) if sums else torch.ones_like(labels)
 
@@ -84,6 +85,7 @@ class _Violations(torch.autograd.Function):
         labels = scores.gather(-1, ids)
         total = torch.zeros_like(scores)
         sizes = []
+        # A pass for each positive: (..., P, C) in one go would be P tables of scores.
         for label, g in zip(labels.unbind(-1), grad.unbind(-1), strict=True):
             support = (scores - label.unsqueeze(-1) > -1).to(scores.dtype)
             total = total + support * g.unsqueeze(-1)
@@ -92,23 +94,23 @@ class _Violations(torch.autograd.Function):
 
 
 def _all_violations(scores: Tensor) -> Tensor:
-    """S_y for every class y as the label, (..., C): prefix sums over the sorted row, O(C log C).
+    """S_y for every class y as the label, (..., C), by prefix sums over the sorted row in O(C log C).
 
-    Summed in float64 from the row maximum down: S_y is at least s_max - s_y + 1, so the difference of
-    the two sums keeps its digits.
+    For bool rows, where any number of classes may be positives.
     """
+    # In float64 and relative to the row maximum: S_y is at least s_max - s_y + 1, so that the difference of the two
+    # sums at the end keeps its digits.
     maximum = scores.amax(-1, keepdim=True).detach()
     live = scores > -torch.inf
     d = torch.where(live, scores - maximum, 0).double()
     ranked = torch.where(live, d.detach(), -torch.inf)
-    order = ranked.argsort(-1, descending=True)
-    prefix = d.gather(-1, order).cumsum(-1)
-    # how many scores are strictly above s_y - 1
-    size = torch.searchsorted(-ranked.gather(-1, order), (1 - d.detach()).contiguous())
+    permutation = ranked.argsort(-1, descending=True)
+    prefix = d.gather(-1, permutation).cumsum(-1)
+    # How many scores are strictly above s_y - 1; `searchsorted` needs ascending values, hence the signs.
+    size = torch.searchsorted(-ranked.gather(-1, permutation), (1 - d.detach()).contiguous())
     return (prefix.gather(-1, size - 1) - size * (d - 1)).to(scores.dtype)
 
 
-# Each positive needs a sum over all classes of its own.
 TAKES = Takes(
     smoothing=False,
     float_rows=False,
@@ -126,7 +128,9 @@ def rankmax_loss(
     label_smoothing: float = 0.0,
     multilabel: str = "sum",
 ) -> Tensor:
-    """The rankmax loss log(1 + sum_{j != y} max(0, s_j - s_y + 1)): 0 once s_y leads by 1.
+    """The rankmax loss log(1 + sum_{j != y} max(0, s_j - s_y + 1)).
+
+    The loss and its gradient are exactly 0 where s_y exceeds every other score by at least 1.
 
     Args:
         scores: (..., C) scores, classes last; -inf masks a class.
@@ -134,7 +138,7 @@ def rankmax_loss(
             because every class with a weight needs a sum over all classes of its own.
         weight, ignore_index, reduction: as in `softmax_loss`.
         label_smoothing: must be 0.
-        multilabel: "sum" over positives, each with its own support; "normalized" divides that by |t|.
+        multilabel: "sum" over positives, each with its own support; "normalized" divides that by their total weight.
 
     Returns:
         A scalar, or (...) for `reduction="none"`.
@@ -154,7 +158,7 @@ def rankmax_loss(
     sums = _all_violations(work) if read.ids is None else _Violations.apply(work, read.ids)
     weights = read.weights.to(sums.dtype)
     counts = weights != 0
-    if learned(weights):  # a weight of 0 has a gradient too, unless its class is masked
+    if learned(weights):  # a learned weight of 0 has a gradient too, unless its class is masked
         counts = counts | sums.isfinite()
     rows = (weights * torch.where(counts, sums, 1).log()).sum(-1)
     if multilabel == "normalized":
@@ -189,7 +193,7 @@ FACTS = Facts(
     ),
     convex=Fact(
         False,
-        "concave between kinks: the Hessian there is -(1_P - m e_y)(1_P - m e_y)'/S^2",
+        "the loss is concave between its kinks: the Hessian there is -(1_P - m e_y)(1_P - m e_y)'/S^2",
         "derived",
         "contradicted",
         printed="convex by construction",
@@ -201,7 +205,9 @@ FACTS = Facts(
         "contradicted",
         printed="consistent",
     ),
-    shift_invariant=Fact(True, "a constant added to all scores changes nothing", "definition", "derived"),
+    shift_invariant=Fact(
+        True, "a constant added to all scores changes neither the map nor the loss", "definition", "derived"
+    ),
     smoothness=Fact(
         math.inf,
         "not smooth: kinks at s_j = s_y - 1; between them the Hessian has norm m (m - 1)/S^2",

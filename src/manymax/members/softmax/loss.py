@@ -19,7 +19,7 @@ from torch import Tensor
 from manymax.engine.fenchel_young import FenchelYoung
 from manymax.engine.member import Fact, Facts, Formulas
 from manymax.engine.module import ExactLoss
-from manymax.members.entmax.loss import potential
+from manymax.members.entmax.autograd import potential
 from manymax.ops.checks import check_finite, check_scores, visible, working
 from manymax.ops.deformed import log_of
 

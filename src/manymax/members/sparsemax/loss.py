@@ -19,7 +19,8 @@ from torch import Tensor
 from manymax.engine.fenchel_young import FenchelYoung
 from manymax.engine.member import Fact, Facts, Formulas
 from manymax.engine.module import ExactLoss
-from manymax.members.entmax.loss import entmax, potential
+from manymax.members.entmax.autograd import potential
+from manymax.members.entmax.loss import entmax
 
 
 def sparsemax(scores: Tensor, dim: int = -1) -> Tensor:

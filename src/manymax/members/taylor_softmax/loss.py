@@ -1,13 +1,13 @@
-"""Taylor-softmax: softmax with the exponential cut off after an even order.
+"""Taylor-softmax: softmax with a Taylor polynomial of even order in place of the exponential.
 
     map       p_i = f(s_i) / F,   f(s) = sum_{k <= order} s^k / k!,   F = sum_j f(s_j)
     loss      l(y, s) = log F - log f(s_y)
     gradient  f'(s_j) / F - 1{j = y} f'(s_y) / f(s_y)
 
-f is positive for even orders but not monotone: at order 2 it falls below s = -1. So the map does not
-keep the order of the scores, the loss is not convex, and shifting the scores changes it: rank by p.
+f is positive for even orders but not monotone: at order 2 it decreases in s for s < -1. So the map does not
+keep the order of the scores, the loss is not convex, and a constant added to all scores changes both. Rank by p.
 
-Reference: de Brebisson and Vincent, "An exploration of softmax alternatives", ICLR 2016.
+Citation: de Brebisson and Vincent, "An exploration of softmax alternatives", ICLR 2016.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from manymax.ops.reduction import reduce
 
 
 def check_order(order: int) -> None:
-    """Raise unless the order is even: odd polynomials turn negative."""
+    """Raise unless the order is an even integer of at least 2: polynomials of odd order take negative values."""
     if isinstance(order, bool) or not isinstance(order, int) or order < 2 or order % 2:
         raise ArgumentError(f"`order` must be an even integer of at least 2 (odd orders turn negative); got {order!r}.")
 
 
 def polynomial(s: Tensor, order: int) -> Tensor:
-    """1 + s + ... + s^order / order!, by Horner's rule; order 2 as a sum of squares: no cancellation below 0."""
+    """f(s) = 1 + s + ... + s^order / order!, of the shape of s, by Horner's rule; its slope is that of order - 1."""
+    # ((1 + s)^2 + 1) / 2 is a sum of squares, in which nothing cancels for s < 0.
     if order == 2:
         return (1 + s).square().add_(1).div_(2)
     value = 1 + s if order == 1 else s / order + 1
@@ -43,20 +44,20 @@ def polynomial(s: Tensor, order: int) -> Tensor:
 
 
 def taylor_exp(scores: Tensor, order: int = 2) -> Tensor:
-    """f(s), the exponential's Taylor polynomial of an even order; 0 for a masked class (-inf)."""
+    """f(s), the Taylor polynomial of the exponential, of the shape of the scores; 0 for a masked class (-inf)."""
     live = scores > -torch.inf
     value = polynomial(torch.where(live, scores, 0), order)
-    # a nan or +inf score is not live or stays what it is: it must not be taken for a mask
+    # nan is not live either, but must not be taken for a mask: it stays what it is.
     return torch.where(live, value, torch.where(scores == -torch.inf, 0, scores))
 
 
 def _terms(scores: Tensor, order: int) -> Tensor:
-    """f(s), (..., C); from order 6 on its terms cancel below 0, so float32 is not enough for them."""
+    """f(s), (..., C), in float64 from order 6 on: below 0 the terms of f cancel, and float32 would lose digits."""
     values = taylor_exp(scores.double() if order > 4 else scores, order)
     if visible(values) and not values.sum(-1).isfinite().all():
         check_finite(scores.amax(-1))
         raise ArgumentError(f"`scores` are too large for `order` {order}: the polynomial overflows {values.dtype}.")
-    if visible(values) and (values.sum(-1) == 0).any():
+    if visible(values) and (values.sum(-1) == 0).any():  # no class of a row is live
         check_finite(scores.amax(-1))
     return values
 
@@ -95,14 +96,15 @@ def taylor_softmax_loss(
     label_smoothing: float = 0.0,
     multilabel: str = "sum",
 ) -> Tensor:
-    """The likelihood loss of Taylor-softmax, log F - log f(s_y).
+    """The Taylor-softmax loss log F - log f(s_y) = -log p_y, with F = sum_j f(s_j).
 
     Args:
         scores: (..., C) scores, classes last; -inf masks a class. Not shift invariant.
         target: as in `softmax_loss`.
         order: an even order.
         weight, ignore_index, reduction, label_smoothing: as in `softmax_loss`.
-        multilabel: "sum" over positives; "normalized" divides that by |t| (the loss is not Fenchel-Young).
+        multilabel: "sum" over positives; "normalized" divides that by their total weight, and adds no Omega(t),
+            because the loss is not Fenchel-Young.
 
     Returns:
         A scalar, or (...) for `reduction="none"`.
@@ -126,7 +128,12 @@ def taylor_softmax_loss(
 
 
 class TaylorSoftmaxLoss(ExactLoss):
-    """Module form of `taylor_softmax_loss`."""
+    """Module form of `taylor_softmax_loss`.
+
+    Args:
+        order: an even order.
+        weight, ignore_index, reduction, label_smoothing, multilabel: as in `taylor_softmax_loss`.
+    """
 
     def __init__(
         self,
@@ -156,9 +163,10 @@ class TaylorSoftmaxLoss(ExactLoss):
 
 
 def _smoothness(num_classes: int, order: int = 2) -> float:
-    """A bound of the Hessian norm; nan where none is known.
+    """An upper bound of the spectral norm of the Hessian of the loss; nan where none is known.
 
-    Below zero 2 from -log f(s_y) and 1/C from log F, above it no more than 1/4 and 2/C.
+    At order 2 the negative part of the Hessian is at most 2, from -log f(s_y), plus 1/C, from log F; its positive part
+    is at most 1/4 plus 2/C.
     """
     if num_classes == 1:
         return 0.0
@@ -172,13 +180,23 @@ FORMULAS = Formulas(
 )
 
 FACTS = Facts(
-    order_preservation=Fact("none", "f falls for s < -1: f(-3) = 2.5 > f(-1) = 0.5; rank by p", "derived", "derived"),
-    fenchel_young=Fact(False, "the gradient is not p - e_y", "derived", "derived"),
-    convex=Fact(False, "the Hessian has eigenvalues down to -2", "derived", "derived"),
-    calibrated=Fact(
-        False, "the minimiser has p-hat = p, but its scores may be on either branch of f", "derived", "derived"
+    order_preservation=Fact(
+        "none",
+        "at order 2 f decreases for s < -1, so that f(-3) = 2.5 is more than f(-1) = 0.5: rank by p, not by the scores",
+        "derived",
+        "derived",
     ),
-    shift_invariant=Fact(False, "f(s + c) is not proportional to f(s)", "derived", "derived"),
+    fenchel_young=Fact(False, "the gradient of the loss is not p - e_y", "derived", "derived"),
+    convex=Fact(False, "the Hessian of the loss has eigenvalues down to -2", "derived", "derived"),
+    calibrated=Fact(
+        False,
+        "at the minimum of the risk the map equals p, but each score may be on the rising or the falling branch of f",
+        "derived",
+        "derived",
+    ),
+    shift_invariant=Fact(
+        False, "f(s + c) is not proportional to f(s), so that a common shift changes the map", "derived", "derived"
+    ),
     smoothness=Fact(
         None,
         "at most 2 + 1/C at order 2; no constant is known for higher orders",
@@ -196,10 +214,18 @@ FACTS = Facts(
 )
 
 SETTINGS = (
-    Setting("order", int, 2, "Of Taylor-softmax; even.", least=2, multiple_of=2, reason="odd orders turn negative"),
+    Setting(
+        "order",
+        int,
+        2,
+        "Order of the Taylor polynomial of Taylor-softmax; even.",
+        least=2,
+        multiple_of=2,
+        reason="odd orders turn negative",
+    ),
 )
 
 
 def ranking_key(order: int = 2) -> Callable[[Tensor], Tensor]:
-    """log f(s), which falls and rises with the scores: what classes are ranked by."""
+    """A function from scores to log f(s), by which classes are ranked: f is not monotone, so the scores will not do."""
     return lambda scores: taylor_exp(scores, order).log()
