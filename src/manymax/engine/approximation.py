@@ -32,7 +32,7 @@ class ApproximationInput:
     """
 
     scores: Tensor
-    log_probs: Tensor
+    log_probs: Tensor  # kept beside probs: a probability that underflows still has a logarithm
     probs: Tensor
     log_q: Tensor
     labels: Tensor
@@ -40,7 +40,7 @@ class ApproximationInput:
     label_log_q: Tensor
     tree_log_probs: Tensor | None
     num_negatives: int
-    settings: Mapping[str, Any]
+    settings: Mapping[str, Any]  # defaults filled in, so that formulas need not know them
 
     @property
     def weights(self) -> Tensor:
@@ -84,6 +84,7 @@ class Parts:
     asymptotic: Tensor
     exact_bias: Tensor
     in_range: Tensor
+    # Numbers where nothing depends on the label, or where there is nothing: 0 of an approximation that draws nothing.
     curvature: Tensor | float = 0.0
     variance: Tensor | float = 0.0
     exact_variance: Tensor | float = 0.0
@@ -92,6 +93,7 @@ class Parts:
     @staticmethod
     def exact(bias: Tensor) -> Parts:
         """The parts of an approximation that draws nothing and whose bias (N, L) is known: there is no variance."""
+        # The known bias is its own prediction, and in range everywhere.
         return Parts(bias, bias, torch.ones_like(bias, dtype=torch.bool))
 
 

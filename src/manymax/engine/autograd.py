@@ -54,6 +54,7 @@ class InDtype(torch.autograd.Function):
         ctx.dtype = value.dtype
         return value.to(dtype)
 
+    # Not under `refuse_second_derivatives`: `to` is linear, and autograd can follow its backward.
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad.to(ctx.dtype), None
@@ -83,6 +84,8 @@ class BlockLoss(torch.autograd.Function):
         keywords: Keywords,
         shards: Shards,
     ) -> Tensor:
+        # Autograd says which arguments need a gradient, in their order: queries, class vectors, bias, setting. Those
+        # that do not are not computed: frozen class vectors, for example, save a matmul.
         wants = tuple(ctx.needs_input_grad[:3])
         losses, gradients, grad_setting = run(
             input, linear_weight, linear_bias, target, kernel, keywords, shards, wants
@@ -105,12 +108,12 @@ class BlockLoss(torch.autograd.Function):
         if not ctx.retain:
             ctx.grads = None  # nothing else holds them now: autograd may take them over without a copy
         scaled = tuple(None if g is None else _times(g, grad, ctx.retain) for g in grads)
-        return (*scaled, None, None, None, None)
+        return (*scaled, None, None, None, None)  # one for each argument of the forward: the last four are no tensors
 
 
 def _times(value: Tensor, factor: Tensor, keep: bool) -> Tensor:
     """value x factor, in place unless `value` must be kept for another backward."""
-    if keep or value.is_sparse:
+    if keep or value.is_sparse:  # a copy; of a row-sparse gradient a small one
         return value * factor
     # `loss.backward()` has the factor 1: a pass over (C, d) is saved. Not on a GPU, where looking at it would make the
     # host wait for all work queued so far.
@@ -149,6 +152,8 @@ class BlockRows(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         input, linear_weight, linear_bias = ctx.saved_tensors
         wants = tuple(ctx.needs_input_grad[:3])
+        # A row whose factor from above is 0, such as one that was masked out of a sum, goes through the blocks as well:
+        # leaving it out would need a look at the values.
         target = replace(ctx.target, coefficient=ctx.target.factor * grad)
         # The caller may run the backward under autocast, which the forward was protected from by its head.
         with full_precision(input):

@@ -44,6 +44,7 @@ def run(
     """
     options = keywords.options
     num_classes, padded = linear_weight.shape[0], padded_length(linear_weight.shape[0])
+    # Converted once for all blocks; half the size of the class vectors.
     matmul_vectors = linear_weight.bfloat16() if options.matmul == "bf16" else linear_weight
     spread_of = (
         None if target.class_weight is None else _weighted_score_sum(target.class_weight, linear_weight, linear_bias)
@@ -70,14 +71,17 @@ def run(
         out[:, num_classes:] = -torch.inf
         return out
 
+    # The budget of sparse entries is the size of the buffer: entries may take about as much memory as scores do.
     gradients = Gradients(input, linear_weight, matmul_vectors, wants, options.sparse_grad, buffer.numel())
+    # In float64: one number that sums terms of both signs over all rows and classes.
     losses, grad_setting = [], input.new_zeros((), dtype=torch.float64)
     for start in range(0, input.shape[0], step):
-        queries = input[start : start + step]
+        queries = input[start : start + step]  # a view; the last block may be shorter
         spread = None if spread_of is None else spread_of(queries)
         part = target[start : start + step]
         scores = score(queries, part.ids, buffer[: len(queries)])
         rescore = partial(_rescore, score, queries, part.ids, padded)
+        # On several ranks this call exchanges sums with the others, who are at the same block.
         result = kernel(Block(scores, part, num_classes, spread, rescore, shards.ranks, keywords))
         losses.append(result.losses)
         # At once: a dense part is the buffer itself, which the next block overwrites.

@@ -39,7 +39,7 @@ class Dense:
     rows: (n,) the rows of the block that it is about, or None for all of them in order.
     """
 
-    table: Tensor
+    table: Tensor  # may be the block's own scores, overwritten: it is used before the next block is computed
     coefficient: Tensor
     rows: Tensor | None = None
 
@@ -52,8 +52,8 @@ class Sparse:
     """
 
     rows: Tensor
-    classes: Tensor
-    values: Tensor
+    classes: Tensor  # as this rank numbers its classes
+    values: Tensor  # an entry may occur several times, and its values are then summed
 
 
 def merged(*columns: Tensor) -> Sparse:
@@ -74,7 +74,7 @@ class BlockResult:
     grad_setting: (), the gradient in the kernel's setting, row coefficients included; None where it has none.
     """
 
-    losses: Tensor
+    losses: Tensor  # on several ranks the same on each: a kernel completes its sums before it returns
     parts: list[Dense | Sparse] = field(default_factory=list)
     grad_setting: Tensor | None = None
 
@@ -117,5 +117,5 @@ class Kernel:
     """
 
     run: Callable[[Block], BlockResult]
-    setting: Tensor | None = None
+    setting: Tensor | None = None  # an argument of the autograd function, which is how it gets a gradient
     omega: Callable[..., Tensor] | None = None

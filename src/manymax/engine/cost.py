@@ -270,7 +270,7 @@ def exact_traffic(sums: float, row: float, each: float = 0.0) -> TrafficOf:
     def traffic(shape: Shape, ranks: int) -> Traffic:
         # More ranks have fewer classes each, so that blocks have more rows and there are fewer exchanges.
         padded = -(-shape.num_classes // ranks // PAD) * PAD
-        blocks = -(-shape.batch // HeadOptions().rows(padded))
+        blocks = -(-shape.batch // HeadOptions().rows(padded))  # each of them exchanges sums of its own
         return Traffic(sums * blocks, (row + each * shape.positives) * shape.batch)
 
     return traffic
@@ -314,6 +314,7 @@ def sampled_cost(shape: Shape, plain: bool) -> Cost:
     own = shape.pairs if shape.shared else shape.pairs * (shape.num_negatives + 1)
     scores = shape.pairs * (shape.num_negatives + 1)
     rows = _distinct_vectors(shape, shape.num_negatives)
+    # The two products of the gradients; and the calls of drawing, sorting and summing, whatever the sizes are.
     work = scores * PER_SCORE + Work(flops=4 * scores * shape.dim, calls=PER_STEP + 700)
     # The third product, that of the scores. Of draws per row `_scoring` counts it, in one of its two ways.
     if plain or shape.shared:
@@ -340,7 +341,7 @@ def _distinct_vectors(shape: Shape, per_positive: int) -> float:
 def _choosing(shape: Shape) -> Work:
     """The work of scoring M candidates for each positive and taking the best of them, without gradients."""
     scored = shape.pairs * shape.num_candidates
-    work = Work(passes=10 * scored)
+    work = Work(passes=10 * scored)  # a topk of each row
     if shape.shared:
         return work + Work(flops=2 * scored * shape.dim) + gather(shape.num_classes, shape.dim, shape.num_candidates)
     return work + _scoring(shape, scored)
@@ -348,6 +349,7 @@ def _choosing(shape: Shape) -> Work:
 
 def _scoring(shape: Shape, count: float) -> Work:
     """The work of `count` scores in all: from a table of all scores where that is cheaper, or one by one."""
+    # The same rule as in the computation itself, so that the prediction follows its choice.
     if table_is_cheaper(shape.batch, shape.num_classes, int(count)):
         return Work(flops=2 * shape.table * shape.dim, fresh=shape.table, near=4 * count)
     return gather(shape.num_classes, shape.dim, count) + Work(flops=2 * count * shape.dim)

@@ -90,6 +90,7 @@ def sampled_loss(member: Member, call: HeadCall, settings: Mapping[str, Any], dr
             raise ArgumentError(f"`{kernel.needs_log_q}` needs log q, which this sampler does not know: {draw.note}.")
         read_scores = _scores_on_one_rank if call.shards.ranks.alone else _scores_on_many_ranks
         sample = read_scores(call, pairs, draw, kernel)
+        # The loss of a row is the weighted sum over its positives, as for an exact head.
         losses = losses.index_add(0, pairs.rows, pairs.weights * kernel.rows(sample))
     else:
         # A batch without positives. The loss is 0, but it must still depend on queries, class vectors and bias, so that
@@ -99,7 +100,7 @@ def sampled_loss(member: Member, call: HeadCall, settings: Mapping[str, Any], dr
             call.queries[:0], call.vectors, pairs.rows, none, call.keywords.sparse_grad
         ).sum()
         losses = losses + (nothing if call.bias is None else nothing + call.bias[:0].sum())
-    if call.keywords.multilabel == "normalized":
+    if call.keywords.multilabel == "normalized":  # here the mean over the positives: sampled losses have no Omega
         total = call.target.weights.sum(1)
         losses = losses / torch.where(total > 0, total, 1)
     return call.reduced(losses)
@@ -124,7 +125,7 @@ def _draw(call: HeadCall, pairs: PositivePairs, draws: DrawSettings) -> Draw:
         draws.num_negatives,
         target=pairs.classes,
         owner=pairs.owner,
-        input=queries[pairs.rows],
+        input=queries[pairs.rows],  # one row per positive
         shared=call.keywords.shared,
         generator=_same_generator(call.keywords.generator, ranks, queries.device),
         **model,
@@ -290,7 +291,7 @@ def _scores_on_many_ranks(call: HeadCall, pairs: PositivePairs, draw: Draw, kern
         positive,
         negative,
         log_q_positive.expand(len(classes)),
-        torch.where(own, _take_columns(log_q, column, negative), 0),
+        torch.where(own, _take_columns(log_q, column, negative), 0),  # columns that fill up would get that of draw 0
         draw.ids.shape[-1],
         call.shards.ranks,
         own,
@@ -339,6 +340,7 @@ def _negatives_per_row(call: HeadCall, pairs: PositivePairs, draw: Draw) -> _Ran
     place = (inside.cumsum(1) - 1)[row, column]  # how many of its row come before it
     shape = (len(inside), max(1, int(inside.sum(1).max())))
     flat = _entry_scores(call, pairs.rows[row], draw.ids[row, column])
+    # `index_put` and not an assignment: the scores have a gradient.
     scores = call.queries.new_full(shape, -torch.inf).index_put((row, place), flat)
     columns = column.new_zeros(shape).index_put((row, place), column)
     own = torch.zeros(shape, dtype=torch.bool, device=row.device)

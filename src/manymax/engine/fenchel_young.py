@@ -111,6 +111,7 @@ class FenchelYoung:
         potential: Potential | None = None,
         separable: bool = False,
     ) -> None:
+        # Public, because theory and tests ask a pair for its map and Omega; the rest is how the loss is computed.
         self.map = map
         self.omega = omega
         self._separable = separable
@@ -123,7 +124,7 @@ class FenchelYoung:
         Omega*(s) grows with a common offset of the scores, and the loss is a small difference of two such numbers. With
         the maximum apart, no digit is lost at any offset.
         """
-        if self._potential is not None:
+        if self._potential is not None:  # without ids: total 1 and no sum over positives leave the conjugate
             value, maximum = self._potential(scores, torch.ones_like(scores[..., 0]), None, None)
         else:
             value, maximum = _Conjugate.apply(scores, self.map, self.omega)
@@ -133,7 +134,7 @@ class FenchelYoung:
     def conjugate(self, scores: Tensor) -> Tensor:
         """Omega*(s) of scores (..., C), (...); its gradient is the map."""
         check_scores(scores)
-        work, dtype = working(scores)
+        work, dtype = working(scores)  # half precision is computed in float32 and comes back as it came
         value, maximum = self.relative(work)
         return (value + maximum).to(dtype)
 
@@ -175,6 +176,7 @@ class FenchelYoung:
         if multilabel == "normalized":
             # L(t / |t|, s) = rows / |t| + Omega(t / |t|), and 0 without a positive.
             mixed = normalized_weights(work, read, weight, label_smoothing)
+            # An Omega that is no sum over classes needs all of them; others are computed from the listed ones.
             if not self._separable and read.ids is not None and mixed.shape != work.shape:
                 mixed = torch.zeros_like(work).scatter_add(-1, read.ids, mixed)
             rows = torch.where(total > 0, rows / torch.where(total > 0, total, 1) + self.omega(mixed), 0)
@@ -194,6 +196,7 @@ class FenchelYoung:
             value, maximum = self.relative(scores)
             return row_losses(value, scores, read, weight, label_smoothing, maximum.unsqueeze(-1))
         total = read.weights.sum(-1)
+        # Conjugate and positives in one go: a member's own potential sums them before anything is rounded.
         rows, maximum = self._potential(scores, total, read.ids, read.weights)
         check_finite(maximum)
         check_positives(rows)

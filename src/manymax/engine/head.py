@@ -47,7 +47,7 @@ class LinearHead(nn.Module):
         super().__init__()
         if num_classes < 1:
             raise ArgumentError(f"`num_classes` must be at least 1; got {num_classes}.")
-        if in_features is None and bias:
+        if in_features is None and bias:  # there would be nothing for the bias to be added to
             raise ArgumentError("`bias` needs class vectors of the head's own: give `in_features`, or `bias=False`.")
         self.num_classes = num_classes
         # torch's own layer, for its initialisation and its names in the state dict, `linear.weight` and `linear.bias`;
@@ -61,6 +61,7 @@ class LinearHead(nn.Module):
         if linear_weight is not None:
             if not isinstance(linear_weight, Tensor):
                 raise ArgumentTypeError(f"`linear_weight` must be a tensor; got {type(linear_weight).__name__}.")
+            # The number of classes belongs to the head: class weights, samplers and trees were made for it.
             if linear_weight.shape[:1] != (self.num_classes,):
                 raise ArgumentError(
                     f"`linear_weight` must have {self.num_classes} rows; got shape {tuple(linear_weight.shape)}."

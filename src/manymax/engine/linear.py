@@ -66,6 +66,7 @@ class HeadCall:
 
 def check_linear(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None) -> None:
     """Raise unless the queries (..., d), class vectors (C, d) and bias (C,) are float tensors that fit each other."""
+    # Types before shapes, so that a wrong argument is named and not an attribute that it lacks.
     tensors = {"input": input, "linear_weight": linear_weight, "linear_bias": linear_bias}
     for name, value in tensors.items():
         if value is not None and (not isinstance(value, Tensor) or not value.is_floating_point()):
@@ -114,6 +115,7 @@ def read_call(
         shards: which classes this rank holds; all of them if None.
     """
     check_linear(input, linear_weight, linear_bias)
+    # Without shards this process is the one rank, and holds all classes.
     shards = Shards((linear_weight.shape[0],)) if shards is None else shards
     member.takes.check(member.name, target, keywords.label_smoothing)
     if member.kind == "exact":
@@ -125,6 +127,7 @@ def read_call(
     # Half precision is computed in float32: a sum over C rounded terms would lose what the loss is about.
     queries, dtype = working(input)
     bias = None if linear_bias is None else linear_bias.to(queries.dtype)
+    # Against all classes, not those of this rank: every rank gets the whole target, and refuses the same ids.
     read = read_head_target(
         queries, target, keywords.weight, keywords.ignore_index, keywords.multilabel, shards.num_classes
     )
@@ -132,6 +135,7 @@ def read_call(
         # Such a member has one sum over the classes per positive. Listed ids give the positives the same numbers on all
         # ranks, so that the parts of a sum meet; bool rows are cut by shards and would not.
         read = listed(read)
+    # A kernel would find a masked positive too, as an infinite loss, but in the middle of an exchange.
     live = live_classes(bias)
     check_live(read, live, shards)
     flat = queries.reshape(-1, queries.shape[-1])
@@ -147,6 +151,7 @@ def check_constant(target: Tensor | Target, weight: Tensor | None) -> None:
     """
     constants = {"target": target.weights if isinstance(target, Target) else target, "weight": weight}
     for name, value in constants.items():
+        # Under no_grad nothing is lost: an evaluation may be given what training may not.
         if isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled():
             raise ArgumentError(
                 f"`{name}` requires a gradient, which this head has not: pass `{name}.detach()`, or take the plain loss"
@@ -163,6 +168,7 @@ def blocked_loss(call: HeadCall, kernel: Kernel) -> Tensor:
     keywords, ranks, rows = call.keywords, call.shards.ranks, call.rows()
     scale = torch.ones_like(rows.total)
     if keywords.multilabel == "normalized":
+        # A kernel computes sum_i t_i l(i, s); the loss at t / |t| is that over |t|, plus Omega(t / |t|) below.
         scale = _inverse(rows.total)
     setting = None if kernel.setting is None else ranks.spread(kernel.setting)
     tensors = ranks.spread(call.queries), call.vectors, call.bias, setting
@@ -181,6 +187,7 @@ def blocked_loss(call: HeadCall, kernel: Kernel) -> Tensor:
         # Omega(t / |t|) does not depend on the scores, but on a learned setting: it stays outside of the blocks, with
         # autograd's own derivative. Every rank has the part of its classes.
         omega = kernel.omega if setting is None else partial(kernel.omega, setting=setting)
+        # Summed over the ranks before the reduction, which is the same on every rank.
         extra = ranks.total(omega_rows(rows, omega, keywords.options.rows(call.shards.size)))
         value = value + reduce(extra, call.target.divisor, keywords.reduction)
     return call.result(value)
@@ -206,8 +213,10 @@ def omega_rows(rows: RowTarget, omega: Callable[[Tensor], Tensor], step: int) ->
         # Classes that are not listed have t = 0 and add nothing to Omega: (N, P) is enough.
         return torch.where(rows.total > 0, omega(weights), 0)
     values = []
+    # Smoothing gives every class a weight: rows of C entries, so block by block like the scores.
     for start in range(0, weights.shape[0], step):
         part = slice(start, start + step)
+        # The part of smoothing first, which every class has; then the listed weights on top.
         dense = (rows.share[part].unsqueeze(1) * scale[part]) * rows.class_weight
         if rows.ids is None:
             dense = dense + weights[part]
@@ -224,4 +233,5 @@ def exact_loss(member: Member, call: HeadCall, settings: Mapping[str, Any]) -> T
 
 def quadratic_loss(member: Member, call: HeadCall, settings: Mapping[str, Any]) -> Tensor:
     """The loss of a member that needs moments of the class vectors instead of scores; by plain autograd."""
+    # Its kernel sees the whole call at once: there is no table of scores, and so nothing to cut into blocks.
     return call.reduced(member.needed("kernel")(**settings)(call))

@@ -80,6 +80,7 @@ class Facts:
     bias, variance      of the estimated log partition, for approximations
     """
 
+    # Without default values: a new member must answer every question, if only by None.
     order_preservation: Fact | None
     fenchel_young: Fact
     convex: Fact
@@ -135,6 +136,8 @@ class Takes:
 
     def check(self, name: str, target: object, label_smoothing: float = 0.0) -> None:
         """Raise if the loss `name` does not take this target or this label smoothing."""
+        # By the dtype alone, before the target is read; `target` is None where a module is built and only smoothing
+        # known.
         if not self.float_rows and isinstance(target, Tensor) and target.is_floating_point():
             raise ArgumentTypeError(f"`target` of {name} must be ids or bool rows; got float rows. {self.why}")
         if not self.smoothing and label_smoothing:
@@ -224,6 +227,7 @@ class Member:
     solvers: by name, ways to train it that do not use gradients.
     """
 
+    # Every member states these.
     name: str
     title: str
     kind: Kind
@@ -232,15 +236,18 @@ class Member:
     formulas: Formulas
     facts: Facts
     citation: str
+    # On given scores.
     map: Callable[..., Tensor] | None = None
     foundation: Callable[..., FenchelYoung] | None = None
+    # Names and settings.
     aliases: tuple[str, ...] = ()
     class_name: str = ""
     settings: tuple[Setting, ...] = ()
-    examples: tuple[Mapping[str, Any], ...] = field(default=({},))
+    examples: tuple[Mapping[str, Any], ...] = field(default=({},))  # defaults alone, for a member without settings
     needs_label: bool = False
     sparse: bool = False
     takes: Takes = field(default=Takes())
+    # In its head: one kernel, for one rank and for several.
     kernel: Callable[..., Any] | None = None
     native: bool = False
     check: Callable[..., None] | None = None
@@ -248,9 +255,11 @@ class Member:
     head_function: Callable[..., Tensor] | None = None
     ranking_key: Callable[..., Callable[[Tensor], Tensor]] | None = None
     unsharded: str | None = None
+    # For the advisor and the planner.
     cost: CostOf | None = None
     traffic: TrafficOf | None = None
     path_length: Callable[[int], float] | None = None
+    # For analysis, and for training without gradients.
     theory: Theory = field(default=Theory())
     solvers: Mapping[str, Solver] = field(default_factory=dict)
 
@@ -260,6 +269,7 @@ class Member:
 
     def needed(self, name: str) -> Any:
         """The value of a field, such as "cost" or "theory.sharpest"; an error that names the field if it is None."""
+        # No default and no guess: code that met a missing cost with that of another member would be silently wrong.
         value = attrgetter(name)(self)
         if value is None:
             raise ManymaxError(f"{self.name} has no `{name}`: its entry must give this field.")
@@ -273,7 +283,7 @@ class Member:
         raise ManymaxError(f"{self.name} has no setting `{name}`.")
 
     def fenchel_young(self, **settings: Any) -> FenchelYoung:
-        """The member's (map, Omega) pair; an error if it has none."""
+        """The member's pair of map and Omega, for these settings; an error if it is no Fenchel-Young loss."""
         if self.foundation is None:
             raise ManymaxError(f"{self.name} is not a Fenchel-Young loss: {self.facts.fenchel_young.text}")
         return self.foundation(**settings)

@@ -27,6 +27,7 @@ class ExactLoss(nn.Module):
         multilabel: str = "sum",
     ) -> None:
         super().__init__()
+        # At construction, so that a typing error shows before the first batch.
         check_options(reduction, label_smoothing, multilabel)
         # A buffer, as in torch's losses: it moves with `.to(device)` and is in the state dict; None is neither.
         self.register_buffer("weight", weight)

@@ -147,9 +147,9 @@ def run(
     """
     target, scores = block.target, block.scores
     assert target.ids is not None
-    n, stride = scores.shape
+    n, stride = scores.shape  # the stride counts padding, which the kernel must step over but not look at
     maximum, count = scores.new_empty(n, 1), torch.empty(n, dtype=torch.long)
-    value = torch.empty(n, dtype=torch.float64)
+    value = torch.empty(n, dtype=torch.float64)  # as the kernel sums them; the member rounds them at the end
     # C reads memory as it lies: one dtype, no strides. The names also keep the copies alive until the call returns.
     ids, weights, total = (x.contiguous() for x in (target.ids, target.weights.to(scores), target.total.to(scores)))
     coefficient = None if target.coefficient is None else target.coefficient.to(scores).contiguous()
@@ -199,7 +199,7 @@ def collect(
     count = torch.empty(n, dtype=torch.long)
     where = scores, n, stride, num_classes, reference.to(scores).contiguous(), cut.to(scores).contiguous()
     call(ENTRIES, "count_above", scores, *where, count, threads=True)
-    few = count * SPARSE <= num_classes
+    few = count * SPARSE <= num_classes  # counted first, so that the table below has as many columns as are needed
     rows, wide = few.nonzero().squeeze(1), (~few).nonzero().squeeze(1)
     if not len(rows):
         return [], wide

@@ -66,18 +66,18 @@ def read_options(options: Options, honoured: frozenset[str] = ALL_OPTIONS, why: 
         honoured: the options that have an effect on the head; others must keep their default.
         why: why the others have no effect, for the error.
     """
-    if options is None:
+    if options is None:  # defaults need no check, and most calls have no other
         return HeadOptions()
     if isinstance(options, Mapping):
         known = [f.name for f in fields(HeadOptions)]
-        for key in options:
+        for key in options:  # the dataclass would refuse an unknown key too, but without a suggestion
             if key not in known:
                 raise unknown_name("option", key, known)
         options = HeadOptions(**options)
     if not isinstance(options, HeadOptions):
         raise ArgumentTypeError(f"`options` must be HeadOptions or a mapping; got {type(options).__name__}.")
     check_choice("options.matmul", options.matmul, ("float32", "bf16"))
-    for name in ("block_scores", "block_rows"):
+    for name in ("block_scores", "block_rows"):  # a bool is an int in Python, but no number
         value = getattr(options, name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ArgumentError(f"`options.{name}` must be an integer of at least 1; got {value!r}.")

@@ -94,9 +94,10 @@ def linear_topk(
     if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= classes:
         raise ArgumentError(f"`k` must be an integer from 1 to the number of classes, {classes}; got {k!r}.")
     flat, vectors = _operands(input, linear_weight)
+    # Checked before the first block, so that a bad id is an error and not a class that stays in the list.
     left_out = read_exclude(exclude, input, classes)
     padded = -(-classes // PAD) * PAD  # for the matmul, and so that every class is in a group of 16
-    step = read_options(options).rows(padded)
+    step = read_options(options).rows(padded)  # blocks as in a training step, in one buffer
     buffer = flat.new_empty(min(step, max(1, flat.shape[0])), padded)
     values, ids = flat.new_empty(flat.shape[0], k), torch.empty(flat.shape[0], k, dtype=torch.long, device=flat.device)
     for start in range(0, flat.shape[0], step):
@@ -111,7 +112,7 @@ def linear_topk(
         if left_out is not None:  # after the key, which could make a number of -inf; -100 is dropped
             row, column = (left_out[rows] >= 0).nonzero(as_tuple=True)
             scores[row, left_out[rows][row, column]] = -torch.inf
-        values[rows], ids[rows] = _topk_block(scores, k)
+        values[rows], ids[rows] = _topk_block(scores, k)  # k <= C <= padded: there are always k columns
     ids.masked_fill_(values == -torch.inf, -100)  # excluded, masked by the bias, or padding: no class to recommend
     shape = (*input.shape[:-1], k)
     return values.reshape(shape), ids.reshape(shape)

@@ -42,6 +42,7 @@ class Ranks:
         """The maximum over the ranks, without derivative; nan if any rank has nan."""
         return values.detach()
 
+    # `total` and `spread` have a derivative, unlike `sum` and `maximum`: losses that are left to autograd use them.
     def total(self, values: Tensor) -> Tensor:
         """The sum over the ranks of a local value, which makes it a shared one; with derivative."""
         return values
@@ -55,6 +56,7 @@ class Ranks:
         return values
 
 
+# The ranks of every head that was not told otherwise.
 ALONE = Ranks()
 
 
@@ -65,7 +67,7 @@ class Shards:
     Contiguous, so that a global id becomes a local one by a subtraction, and a shard is a slice of rows.
     """
 
-    sizes: tuple[int, ...]
+    sizes: tuple[int, ...]  # every rank knows those of all: they decide together how to cut the rows into blocks
     ranks: Ranks = field(default=ALONE)
 
     @property
@@ -97,7 +99,7 @@ class Shards:
 
         Class 0 is as good as any: with weight 0 it adds nothing, and shapes are the same on all ranks.
         """
-        if self.ranks.alone:
+        if self.ranks.alone:  # no pass over the ids of a large batch for nothing
             return ids, weights
         inside = self.inside(ids)
         return torch.where(inside, ids - self.start, 0), torch.where(inside, weights, 0)

@@ -95,7 +95,7 @@ class RowTarget:
             factor, divisor: (n, C') each, or None for 1; for maps whose gradient is not p - t.
         """
         scale = 1 / torch.where(self.total != 0, self.total, 1).unsqueeze(1)  # a row without a positive subtracts 0
-        weights = -self.weights * scale
+        weights = -self.weights * scale  # (n, P): few numbers, to which factor and divisor are applied
         if factor is not None:
             weights = weights * self.pick(factor)
         if divisor is not None:
@@ -127,6 +127,7 @@ def row_target(
         shards: which classes this rank holds.
         label_smoothing: as in the head.
     """
+    # Label smoothing e: t = (1 - e) t + e count / (live classes), the second part times the class weights.
     weights = (1 - label_smoothing) * read.weights if label_smoothing > 0 else read.weights
     total = weights.sum(1)  # before the cut into shards: every rank has the whole target
     ids, share, class_weight = read.ids, None, None
@@ -173,6 +174,7 @@ def listed(read: Target) -> Target:
     if read.ids is not None:
         return read
     present = read.weights != 0
+    # At least one column: tensors without any have no maximum.
     width = max(1, int(present.sum(1).max())) if len(present) else 1
     # The topk of a 0/1 row lists its positives first. Rows with fewer are filled up with classes of weight 0.
     ids = present.to(torch.uint8).topk(width, dim=1).indices
@@ -218,7 +220,7 @@ def group_pairs(rows: Tensor, target: Tensor) -> tuple[Tensor, Target]:
     pairs, times = (row * (high - low + 1) + (target.long() - low)).unique(return_counts=True)
     row, classes = pairs // (high - low + 1), pairs % (high - low + 1) + low
     sizes = row.bincount(minlength=len(groups))  # of the groups; `unique` left the pairs sorted by group
-    width = int(sizes.max()) if len(sizes) else 1
+    width = int(sizes.max()) if len(sizes) else 1  # the largest group decides: one large group pads all others
     column = torch.arange(len(row), device=rows.device) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
     # Padding is class 0 with weight 0, which adds nothing; a class that occurs n times has weight n.
     ids = torch.zeros(len(groups), width, dtype=torch.long, device=rows.device)

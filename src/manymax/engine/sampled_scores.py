@@ -77,6 +77,7 @@ def read_sample(
         if not isinstance(scores, Tensor) or not scores.is_floating_point():
             kind = scores.dtype if isinstance(scores, Tensor) else type(scores).__name__
             raise ArgumentTypeError(f"`{name}` must be a float tensor of scores; got {kind}.")
+    # Without a negative there is nothing to compare the positive with, and log k is -inf.
     if negative.ndim == 0 or negative.shape[-1] == 0:
         raise ArgumentError(
             f"`negative` must be (..., k) with at least 1 negative (k = 0 has no log k); got {tuple(negative.shape)}."
@@ -85,6 +86,7 @@ def read_sample(
     pos, dtype = working(positive)
     neg = working(negative)[0].to(pos.dtype)
     shape = (*pos.shape, negative.shape[-1])
+    # Negatives that all rows share come as (k,): they are expanded without a copy.
     neg = _expand("negative", neg, shape)
     check_values(pos, neg)
     # -inf, the score of a masked class: exp of it is 0, so that every loss leaves it out without another case.
@@ -94,8 +96,8 @@ def read_sample(
         neg if masked is None else torch.where(masked, -torch.inf, neg),
         read_log_q("log_q_positive", log_q_positive, pos, tuple(pos.shape)),
         read_log_q("log_q_negative", log_q_negative, pos, shape),
-        shape[-1],
-        ALONE,
+        shape[-1],  # before masking: k is the number of draws
+        ALONE,  # given scores are all there are
     )
     return sample, dtype
 
@@ -105,6 +107,7 @@ def check_values(positive: Tensor, negative: Tensor) -> None:
     # Without values there is nothing to look at; on a GPU looking would make the host wait for it.
     if not visible(positive, negative) or not positive.numel():
         return
+    # The loss of a positive at -inf is infinite, and its gradient nan.
     if not positive.isfinite().all():
         raise ArgumentError(
             f"`positive` must hold finite scores: a masked class cannot be a positive; got"
@@ -136,6 +139,7 @@ def _expand(name: str, value: Tensor, shape: tuple[int, ...]) -> Tensor:
 def read_log_q(name: str, log_q: Tensor | float | None, like: Tensor, shape: tuple[int, ...]) -> Tensor:
     """log q as a tensor of `shape`, 0 where it was not given; refused where it is not finite."""
     value = read_number(name, 0.0 if log_q is None else log_q, like, shape)
+    # -inf would make a weight of 1 / q infinite, and a loss of nan some steps later.
     if visible(value) and value.numel() and not value.isfinite().all():
         raise ArgumentError(
             f"`{name}` must be finite: a class with q = 0 cannot be drawn, nor be a positive of a sampled loss; got"
@@ -149,6 +153,7 @@ def _read_hits(hits: Tensor | None, hit_policy: str, shape: tuple[int, ...]) -> 
     if hits is not None and (not isinstance(hits, Tensor) or hits.dtype != torch.bool):
         kind = hits.dtype if isinstance(hits, Tensor) else type(hits).__name__
         raise ArgumentTypeError(f"`hits` must be a bool tensor, True where a negative equals the positive; got {kind}.")
+    # Given scores do not tell which classes they belong to: only the caller knows the hits.
     if hits is None and hit_policy == "mask":
         raise ArgumentError(
             "`hits` is needed to mask accidental hits: pass `negative_ids == target.unsqueeze(-1)`, or"

@@ -28,6 +28,7 @@ class SelectedScores(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, linear_weight: Tensor, rows: Tensor, ids: Tensor, sparse_grad: bool) -> Tensor:
+        # Tensors that exist anyway, and ids: no class vector is copied for the backward.
         ctx.save_for_backward(input, linear_weight, rows, ids)
         ctx.sparse_grad = sparse_grad
         return selected_scores(input, linear_weight, ids, rows)
@@ -81,6 +82,7 @@ def sum_by_class(
     """
     if not sparse_grad:
         return sum_bags(classes, rows, values, input, shape[0])
+    # Sorted classes: runs of equal ones are found in one pass, and number themselves.
     touched, position = classes.unique_consecutive(return_inverse=True)
     product = sum_bags(position, rows, values, input, len(touched))
     return row_sparse(touched, product, shape)
@@ -91,6 +93,7 @@ class SharedRows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, linear_weight: Tensor, ids: Tensor, sparse_grad: bool) -> Tensor:
+        # The class vectors are not needed: the gradient of a lookup does not depend on them.
         ctx.save_for_backward(ids)
         ctx.shape, ctx.sparse_grad = linear_weight.shape, sparse_grad
         return linear_weight[ids]
@@ -124,7 +127,7 @@ class EntryScores(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         input, linear_weight, rows, ids = ctx.saved_tensors
         grad_input = grad_weight = None
-        if ctx.needs_input_grad[0]:
+        if ctx.needs_input_grad[0]:  # entries are sorted by row: bags without a sort
             grad_input = sum_bags(rows, ids, grad, linear_weight, len(input))
         if ctx.needs_input_grad[1]:
             permutation = ids.int().argsort(stable=True)

@@ -27,6 +27,7 @@ from manymax.errors import ArgumentError, ArgumentTypeError, check_choice
 from manymax.ops.checks import learned, visible
 from manymax.ops.reduction import REDUCTIONS
 
+# What the loss of a row with several positives is; see above. Every loss and head takes both.
 MULTILABEL = ("sum", "normalized")
 
 
@@ -115,6 +116,7 @@ def read_target(
         raise ArgumentTypeError(f"`target` must be a tensor; got {type(target).__name__}.")
     if target.is_complex():
         raise ArgumentTypeError(f"`target` must hold ids, a bool row or a float row; got dtype {target.dtype}.")
+    # The dtype decides about the form: bool and float rows have a number for each class, integers are ids.
     rowwise = target.dtype == torch.bool or target.is_floating_point()
     _check_shape(form, target, rowwise)
     class_weight = _read_weight(form, weight)
@@ -129,11 +131,13 @@ def _read_grouped(form: Form, target: Target, weight: Tensor | None, multilabel:
     if target.ids is None or tuple(target.ids.shape[:-1]) != form.batch:
         raise ArgumentError("`target` was grouped for another number of rows than `input` has.")
     ids, classes = target.ids, form.num_classes
+    # Class weights and scores are gathered by these ids, which would fail with an error that names no argument.
     if visible(ids) and ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= classes):
         raise ArgumentError(f"`target` ids must be in [0, {classes}); got {int(ids.min())} to {int(ids.max())}.")
     weights = target.weights.to(form.dtype)
     if weight is not None:
         weights = weights * weight[ids]
+    # A mean of "sum" is over the positives, weighted as in torch; one of "normalized" is over the rows that have any.
     divisor = weights.sum(-1) if multilabel == "sum" else (target.count > 0).to(form.dtype)
     return Target(ids, weights, target.count.to(form.dtype), divisor)
 
@@ -197,6 +201,7 @@ def _check_distribution(rows: Tensor, total: Tensor, dtype: torch.dtype) -> None
         return
     # The sum of C rounded entries is not exactly 1; rows in half precision are as good as their rounding.
     slack = max(1e-3, 8 * torch.finfo(dtype).eps)
+    # Written so that nan is wrong: every comparison with it is False.
     wrong = ~(((total - 1).abs() <= slack) | (total == 0)) | (rows < 0).any(-1)
     if wrong.any():
         raise ArgumentError(
@@ -214,10 +219,11 @@ def _read_ids(form: Form, target: Tensor, weight: Tensor | None, ignore_index: i
     if target.ndim == len(form.shape):
         _check_not_many_hot(form, target)
         ids = ids.sort(-1).values  # several ids are a set: repeated ones count once, and are neighbours now
+        # The first of a run of equal ids stays.
         repeated = torch.cat([torch.zeros_like(ids[..., :1], dtype=torch.bool), ids[..., 1:] == ids[..., :-1]], -1)
         positive = (ids != ignore_index) & ~repeated
     else:
-        ids = ids.unsqueeze(-1)
+        ids = ids.unsqueeze(-1)  # one id per row is a list of one: P = 1 from here on
         positive = ids != ignore_index
     _check_range(ids, positive, form.num_classes, ignore_index)
     # -100 cannot be gathered: what is no positive becomes class 0 with weight 0, whatever its score is.
@@ -233,6 +239,7 @@ def _check_not_many_hot(form: Form, target: Tensor) -> None:
 
     Read as ids they would silently mean the classes 0 and 1. With two classes they can be meant as ids.
     """
+    # Only where the shape is that of the scores; a check of all values, so that a single id of 2 or more decides.
     if tuple(target.shape) != form.shape or form.num_classes <= 2 or not target.numel() or not visible(target):
         return
     if bool(((target == 0) | (target == 1)).all()):
@@ -246,7 +253,7 @@ def _check_range(ids: Tensor, positive: Tensor, num_classes: int, ignore_index: 
     """Raise if the id of a positive is no class."""
     if not visible(ids):
         return
-    outside = positive & ((ids < 0) | (ids >= num_classes))
+    outside = positive & ((ids < 0) | (ids >= num_classes))  # padding may be any number
     if outside.any():
         raise ArgumentError(
             f"`target` ids must be in [0, {num_classes}) or equal `ignore_index` ({ignore_index});"
@@ -256,6 +263,7 @@ def _check_range(ids: Tensor, positive: Tensor, num_classes: int, ignore_index: 
 
 def check_positives(inner: Tensor) -> None:
     """Raise if sum_i t_i s_i, (...), is infinite, which shows that a positive is masked."""
+    # One number per row tells: no pass over all scores.
     if visible(inner) and (inner.abs() == torch.inf).any():
         raise ArgumentError("`target` names a class whose score is -inf: a masked class cannot be a positive.")
 
@@ -287,16 +295,18 @@ def row_losses(
         # Masked classes have no share: `where` keeps 0 x -inf, which is nan, out of the sum.
         inner = (1 - label_smoothing) * inner + (spread * torch.where(values > -torch.inf, values - offset, 0)).sum(-1)
         total = (1 - label_smoothing) * total + spread.sum(-1)
+    # sum_i t_i (partition - values_i), with the sum over i taken first.
     return total * partition - inner, total
 
 
 def normalized_weights(values: Tensor, target: Target, weight: Tensor | None, label_smoothing: float) -> Tensor:
     """t / |t|: (..., P) over the listed classes, or (..., C) over all of them if smoothing gives each a weight."""
     weights = target.weights
-    if label_smoothing > 0:
+    if label_smoothing > 0:  # only then are all classes needed
         weights = (1 - label_smoothing) * target.dense(values.shape[-1])
         weights = weights + _smoothing_weights(values, target, weight, label_smoothing)
     total = weights.sum(-1, keepdim=True)
+    # A row without a positive stays 0; its loss is set to 0 by the caller.
     return weights / torch.where(total > 0, total, 1)
 
 
