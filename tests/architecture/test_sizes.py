@@ -24,7 +24,6 @@ STILL_LONG: set[str] = {
     "src/manymax/study/report/runs.py",
     "tests/contracts/test_family.py",
     "tests/heads/test_exact.py",
-    "tests/losses/test_entmax.py",
     "tests/ops/test_tree.py",
     "tests/samplers/test_sampler_contract.py",
     "tests/study/data/test_sources.py",
