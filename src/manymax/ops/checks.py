@@ -68,8 +68,8 @@ def visible(*tensors: Tensor) -> bool:
 
 def learned(tensor: Tensor) -> bool:
     """Whether a gradient with respect to `tensor` may be asked for."""
-    # Inside `torch.func.grad` a tensor is wrapped and `requires_grad` is False: every wrapped tensor counts as learned,
-    # because a gradient too many costs time and one too few is wrong. torch.compile shows `requires_grad` as it is.
+    # `requires_grad` is False inside `torch.func.jvp`, and inside a vmap within `torch.func.grad`, although there is a
+    # derivative. So every wrapped tensor counts as learned: a gradient too many costs time, one too few is wrong.
     return tensor.requires_grad or (not torch.compiler.is_compiling() and _is_transformed(tensor))
 
 
