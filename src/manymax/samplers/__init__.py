@@ -1,4 +1,4 @@
-"""Proposals: where negatives come from. `SAMPLERS` is the one table of them."""
+"""Samplers: the proposal distributions from which negatives are drawn. `SAMPLERS` is the table of all of them."""
 
 from manymax.samplers import dns, in_batch, log_uniform, midx, popularity, two_pass, uniform
 from manymax.samplers.base import Draw, FixedSampler, Sampler, SamplerEntry

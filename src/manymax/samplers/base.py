@@ -1,4 +1,4 @@
-"""The one interface of every sampler: a call draws ids and states their log q, or says why it cannot."""
+"""The interface of all samplers: a call draws ids and gives their log-probabilities log q, or says why it cannot."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from manymax.settings import Setting
 
 @dataclass(frozen=True)
 class Draw:
-    """What a sampler drew.
+    """The result of one call of a sampler.
 
-    `ids` is (N, k), or (k,) when all rows share the draws. `log_q`, of the same shape, is the log-probability of
-    each id as ONE draw from the proposal over all classes, and `log_q_target` that of the positives, in the shape of
-    the target. Either is None where the sampler does not know it; `note` says what they are, or why they are missing.
-
-    `source_row`, of the shape of `ids`, is there when draws may be a row's own positives: draw j is a positive of row
-    source_row[j], and for that row it is no draw at all (`copies`). With `owner` (N,) that holds for all rows of one
-    owner: source_row names the owner of a draw.
+    ids: (N, k), or (k,) when all rows share the draws.
+    log_q: in the shape of `ids`, the log-probability of each id in ONE draw from the proposal over all classes, not in
+        k draws; None where the sampler does not know it.
+    log_q_target: in the shape of the target, the same for the positives.
+    note: what the log-probabilities are, or why they are missing.
+    source_row: in the shape of `ids`; given where a draw can be a positive of the very row that uses it. Draw j was
+        taken from the positives of row source_row[j], and that row must not count it as a draw: see `copies`.
+    owner: (N,), given where one query has several rows: the query of each row. `source_row` then holds the query from
+        which a draw was taken, and no row of that query counts it.
 
     Example:
         >>> draw = Draw(torch.tensor([4, 1, 4]), log_q=None, log_q_target=None, note="an example")
@@ -47,14 +49,15 @@ class Draw:
         return self.ids.dim() == 1
 
     def hits(self, target: Tensor) -> Tensor:
-        """Which draws equal the positive: (N, k) for a target (N,), (N, P, k) for (N, P)."""
+        """Which draws are the positive itself: (N, k) for a target (N,), (N, P, k) for a target (N, P)."""
         ids = self.ids if self.shared or target.dim() == 1 else self.ids.unsqueeze(-2)
         return ids == target.unsqueeze(-1)
 
     def copies(self, batch: int) -> Tensor | None:
-        """Which draws are a row's own positives by construction, (N, k): leave them out whatever is done with hits.
+        """Which draws were taken from the positives of the row itself, (N, k); None where that cannot happen.
 
-        None where there are none.
+        Unlike hits, which are draws that happen to equal the positive, these are no draws from q: they must be left
+        out whatever is done with hits.
         """
         if self.source_row is None:
             return None
@@ -64,7 +67,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class Request:
-    """One checked call of a sampler; the arguments are those of `Sampler.forward`."""
+    """The checked arguments of one call of a sampler, as `Sampler.forward` describes them."""
 
     num_negatives: int | None
     batch: tuple[int, ...] | None
@@ -81,14 +84,14 @@ class Request:
 
     @property
     def count(self) -> int:
-        """`num_negatives`, for samplers that need to be told."""
+        """`num_negatives`; raises if it is None, for samplers that have no number of their own."""
         if self.num_negatives is None:
-            raise ArgumentError("`num_negatives` must be an integer >= 1; got None, which only in_batch understands.")
+            raise ArgumentError("`num_negatives` must be an integer >= 1; got None, which only in_batch accepts.")
         return self.num_negatives
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """The batch shape, for samplers that need one."""
+        """The batch shape; raises if it is unknown, for samplers that draw per row."""
         if self.batch is None:
             raise ArgumentError(
                 "`batch` must be known to draw per row; got none of `batch`, `target` and `input`. "
@@ -103,10 +106,10 @@ class Request:
 
 
 class ExactBuffers(nn.Module):
-    """A module whose buffers keep their dtype when the model around them is cast.
+    """A module whose buffers keep their dtype when the model that contains it is cast, as by `model.half()`."""
 
-    Probabilities in half precision would be another law than the one that is drawn from.
-    """
+    # Probabilities rounded to half precision would not be those of the distribution that is drawn from, and a float64
+    # alias table would no longer be exact. Moves to another device go through.
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ExactBuffers:
         before = dict(self._buffers)
@@ -119,9 +122,10 @@ class ExactBuffers(nn.Module):
 
 
 class Sampler(ExactBuffers):
-    """The interface of every sampler: q over `num_classes` classes, from which it draws negatives.
+    """Base class of all samplers: a distribution q over `num_classes` classes, from which negatives are drawn.
 
-    `note` says what `log_q` is, or why there is none. Everything a sampler learns is in buffers.
+    `note` says what `log_q` is, or why there is none. Everything that a sampler learns is in its buffers, so that it is
+    saved and moved with the model.
     """
 
     note: str
@@ -133,11 +137,11 @@ class Sampler(ExactBuffers):
 
     @abstractmethod
     def draw(self, request: Request) -> Draw:
-        """The draws for one checked call."""
+        """Draw for one call whose arguments have been checked."""
 
     @abstractmethod
     def log_prob_of(self, ids: Tensor, input: Tensor | None, shared: bool) -> Tensor:
-        """log q of ids that are known to be in range."""
+        """log q of ids that have been checked to be in range."""
 
     @torch.no_grad()
     def forward(
@@ -157,17 +161,18 @@ class Sampler(ExactBuffers):
         """Draw negatives.
 
         Args:
-            num_negatives: k >= 1, draws per row; None where the sampler has a number of its own (in_batch).
-            batch: rows N (or a shape); only needed when neither `target` nor `input` tells it and draws are per row.
+            num_negatives: k >= 1, draws per row; None for all that the sampler can offer (in_batch only).
+            batch: the number of rows N (or a shape); only needed where neither `target` nor `input` shows it and draws
+                are per row.
             target: (N,) or (N, P) ids of the positives.
-            owner: (N,) ids of the queries behind the rows, where one query has several rows: its positives are no
-                negatives of its other rows (in_batch).
-            input: (N, d) queries, for samplers that follow the model.
-            linear_weight: (C, d) class vectors, likewise.
-            linear_bias: (C,) class biases, likewise.
+            owner: (N,) the query of each row, where one query has several rows: its positives are no negatives of its
+                other rows (used by in_batch).
+            input: (N, d) queries, for samplers whose q depends on the model.
+            linear_weight: (C, d) class vectors, for the same samplers.
+            linear_bias: (C,) class biases, for the same samplers.
             scores: instead of the three above, a function from ids, (M,) or (N, M), to their scores (N, M).
-            shared: one draw of k for all rows instead of k per row.
-            generator: of the randomness, on the device of the draws.
+            shared: k draws for all rows together instead of k draws per row.
+            generator: the source of randomness, on the device of the draws; by default torch's global one.
 
         Returns:
             a `Draw` on the device of `input` or `target`, without gradients; `log_q` is float32, or float64 if
@@ -188,7 +193,7 @@ class Sampler(ExactBuffers):
             owner=_check_owner(owner, target),
         )
         if request.batch is not None and 0 in request.batch and not isinstance(self, FixedSampler):
-            raise ArgumentError("`target` and `input` must have at least one row: the draws follow them; got none.")
+            raise ArgumentError("`target` and `input` must have at least one row: the draws depend on them; got none.")
         draw = self.draw(request)
         _check_support(draw.log_q_target)
         return draw
@@ -200,13 +205,15 @@ class Sampler(ExactBuffers):
         """log q of any ids.
 
         Args:
-            ids: int64; of any shape where q is the same for every query, else (N, k), or (k,) for every query.
+            ids: int64, of any shape where q is the same for every query. Otherwise (N, k), or (k,) to ask for the same
+                ids in every row.
             input: (N, d) queries, where q depends on them.
-            shared: of the law of shared draws, where it is another one (the mean over the queries).
-            dtype: of the result; the default dtype if None.
+            shared: whether to ask for the distribution of shared draws, where that is another one (the mean of q over
+                the queries).
+            dtype: of the result; torch's default dtype if None.
 
         Returns:
-            in the shape of `ids`; (N, k) for `ids` (k,) where q depends on the query and is not shared.
+            log q in the shape of `ids`; (N, k) for `ids` (k,) where q depends on the query and is not shared.
         """
         ids = check_ids("ids", ids, self.num_classes)
         return self.log_prob_of(ids, input, shared).to(dtype or torch.get_default_dtype())
@@ -214,22 +221,25 @@ class Sampler(ExactBuffers):
     def log_probs(
         self, *, input: Tensor | None = None, shared: bool = False, dtype: torch.dtype | None = None
     ) -> Tensor:
-        """log q of all classes, (C,), or (N, C) where q depends on the query: for few classes, for tests and theory."""
+        """log q of all classes, (C,), or (N, C) where q depends on the query; meant for small C, as in tests."""
         classes = torch.arange(self.num_classes, device=self._device(None, input, None))
         return self.log_q(classes, input=input, shared=shared, dtype=dtype)
 
     def refresh(self, linear_weight: Tensor, generator: torch.Generator | None = None) -> None:
-        """Follow the model's class vectors (C, d); nothing to do where q does not depend on them."""
+        """Adapt q to the class vectors (C, d) of the model; does nothing where q does not depend on them."""
 
     def extra_repr(self) -> str:
         """What the printed module shows."""
         return f"num_classes={self.num_classes}"
 
     def _device(self, target: Tensor | None, input: Tensor | None, generator: torch.Generator | None) -> torch.device:
+        """Where to draw: the device of the arguments, else of the sampler's buffers, else of the generator."""
         own = next((buffer.device for buffer in self.buffers()), None)
         given = [tensor.device for tensor in (input, target) if tensor is not None]
         if own is not None and given and own != given[0]:
-            raise ArgumentError(f"the sampler is on {own} but `input` or `target` on {given[0]}: move it with `.to`.")
+            raise ArgumentError(
+                f"the sampler is on {own}, but `input` or `target` is on {given[0]}: move the sampler with `.to`."
+            )
         fallback = torch.device("cpu") if generator is None else generator.device
         return next(iter(given), own or fallback)
 
@@ -256,17 +266,24 @@ class FixedSampler(Sampler):
 
     @abstractmethod
     def log_prob_of(self, ids: Tensor, input: Tensor | None = None, shared: bool = False) -> Tensor:
-        """log q of ids that are known to be in range; queries play no part."""
+        """log q of ids that have been checked to be in range; `input` and `shared` do not matter."""
 
 
 @dataclass(frozen=True)
 class SamplerEntry:
-    """One row of `SAMPLERS`; what reads the table needs to know no sampler by name.
+    """One row of `SAMPLERS`: what other code needs to know about a sampler, so that none is named elsewhere.
 
-    `make(num_classes, counts, **options)` builds one from what every data set has. `knows_log_q`: draws state log q.
-    `exact_log_q`: it is the law of each draw, and `log_probs` gives all of it. `needs_*`: what a call (or `make`, for
-    the counts) cannot do without; scores come from `input` and `linear_weight`. `settings`: what `make` can
-    be told as options. `examples`: options worth testing, small enough for a handful of classes.
+    name, aliases, title: how it is looked up and shown.
+    module: its class.
+    make: `make(num_classes, counts, **options)` builds one from what every data set has.
+    law: q(c) as a formula.
+    citation: where it was published.
+    knows_log_q: whether draws come with log q.
+    exact_log_q: whether log q is the distribution of each single draw, and `log_probs` gives all of it.
+    needs_counts: whether `make` needs the counts of the classes.
+    needs_target, needs_scores: whether a call needs the target, or scores from `input` and `linear_weight`.
+    settings: the options of `make`.
+    examples: options worth testing, small enough for a handful of classes.
     """
 
     name: str
@@ -286,7 +303,7 @@ class SamplerEntry:
 
 
 def check_positive_integer(argument: str, value: Any) -> int:
-    """The value, if it is an integer of at least 1."""
+    """`value`; raises unless it is an integer of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ArgumentTypeError(f"`{argument}` must be an integer >= 1; got {value!r}.")
     if value < 1:
@@ -295,14 +312,14 @@ def check_positive_integer(argument: str, value: Any) -> int:
 
 
 def check_number(argument: str, value: float, low: float, high: float = math.inf) -> float:
-    """The value, if it is a number with low <= value <= high."""
-    if not (low <= value <= high and math.isfinite(value)):  # nan fails too
+    """`value`; raises unless it is a finite number with low <= value <= high."""
+    if not (low <= value <= high and math.isfinite(value)):  # every comparison with nan is false
         raise ArgumentError(f"`{argument}` must be a number from {low} to {high}; got {value!r}.")
     return value
 
 
 def check_ids(argument: str, ids: Tensor, num_classes: int) -> Tensor:
-    """The ids as int64, if they are integers from 0 to num_classes - 1."""
+    """`ids` as int64; raises unless they are a tensor of integers from 0 to num_classes - 1."""
     if not isinstance(ids, Tensor) or ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:
         raise ArgumentTypeError(
             f"`{argument}` must be a tensor of integer ids; got {getattr(ids, 'dtype', type(ids))}."
@@ -320,7 +337,7 @@ def check_ids(argument: str, ids: Tensor, num_classes: int) -> Tensor:
 def _batch_shape(
     batch: int | Sequence[int] | None, target: Tensor | None, input: Tensor | None
 ) -> tuple[int, ...] | None:
-    """The one batch shape on which the arguments agree."""
+    """The batch shape that all given arguments agree on; None if none is given. Raises if they disagree."""
     given = {"batch": None if batch is None else (batch,) if isinstance(batch, int) else tuple(batch)}
     if target is not None:
         if not isinstance(target, Tensor) or target.dim() not in (1, 2):
@@ -371,5 +388,5 @@ def _check_support(log_q_target: Tensor | None) -> None:
 
 
 def unknown_log_q(sampler: Sampler) -> ManymaxError:
-    """The error of a sampler that is asked for a log q that it does not know."""
+    """The error to raise when a sampler is asked for a log q that it does not know."""
     return ManymaxError(f"{type(sampler).__name__} has no log q for arbitrary ids: {sampler.note}.")

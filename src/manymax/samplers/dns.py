@@ -1,4 +1,4 @@
-"""Dynamic negative sampling: of some uniform candidates, the ones that the model scores highest."""
+"""Dynamic negative sampling (DNS): the candidates with the highest scores, out of a pool of uniform draws."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from manymax.samplers.candidates import POOL, at_positions, candidate_scores, ch
 
 
 class DNSSampler(Sampler):
-    """The k best of M uniform candidates: hard negatives, at the cost of scoring M per row.
+    """The k candidates with the highest scores out of M uniform ones: hard negatives, which cost M scores per row.
 
-    The draws are neither independent nor is their law a usable proposal: for C = 3000, M = 500, k = 100 three classes
-    in four have q < 1e-6. So log q is None by default, and the draws are for losses that use none, or that of a uniform
-    proposal. `marginal_log_q` gives the exact marginal law by rank; `correction=True` states it for ranks estimated
-    from the candidates: (a + 1) / (b + 2) of the classes are above one that has a of b other candidates above it.
+    The draws are not independent, and their distribution is no usable proposal: for C = 3000, M = 500, k = 100 three
+    classes in four have q < 1e-6. So log q is None by default, and the draws are for losses that need no log q or take
+    that of a uniform proposal. `marginal_log_q` gives the exact marginal distribution for a class of known rank. With
+    `correction=True` draws come with this log q at estimated ranks: a class with a of b other candidates above it is
+    taken to have the share (a + 1) / (b + 2) of all classes above it.
 
-    `shared=True` keeps the k best of M shared candidates by their mean score over the rows.
+    `shared=True` keeps the k best of M shared candidates, by their mean scores over the rows.
 
     Args:
         num_classes: C >= 1.
-        num_candidates: M >= 1, with replacement; at least the number of negatives.
-        shared_candidates: the same candidates for all rows (one matmul, no gather), each row with its own best.
-        correction: state the estimated marginal log q.
+        num_candidates: M >= 1, drawn with replacement; at least the number of negatives.
+        shared_candidates: draw one pool for all rows, which makes the scores one matmul; each row keeps its own best.
+        correction: whether draws come with the estimated marginal log q.
 
     Example:
         >>> sampler = DNSSampler(1000, num_candidates=64)
@@ -51,13 +52,13 @@ class DNSSampler(Sampler):
         self.shared_candidates = shared_candidates
         self.correction = correction
         self.note = (
-            "log q is the marginal law of the kept candidates at a rank estimated from all of them"
+            "log q is the marginal probability of the kept candidates at a rank estimated from all of them"
             if correction
-            else "log q is unknown: the best of a pool are neither independent nor drawn from a usable law"
+            else "log q is unknown: the best of a pool are neither independent nor drawn from a usable distribution"
         )
 
     def draw(self, request: Request) -> Draw:
-        """Candidates, and the best of them."""
+        """Draw the candidates and keep the best of them."""
         check_pool(request.count, self.num_candidates)
         shape = pool_shape(request, self.num_candidates, self.shared_candidates)
         pool = torch.randint(self.num_classes, shape, generator=request.generator, device=request.device)
@@ -66,25 +67,25 @@ class DNSSampler(Sampler):
             scores = scores.mean(0)  # (M,)
         kept, position = scores.topk(request.count, dim=-1)
         if visible(kept) and kept.isnan().any():
-            raise ArgumentError("the scores of candidates must not be nan; got at least one.")
+            raise ArgumentError("the scores of candidates must not be nan; got at least one that is.")
         log_q, log_q_target = self._estimated_log_q(request, scores) if self.correction else (None, None)
         return Draw(at_positions(pool, position), log_q, log_q_target, self.note)
 
     def log_prob_of(self, ids: Tensor, input: Tensor | None, shared: bool) -> Tensor:
-        """Not known."""
+        """Raises: log q of arbitrary ids is not known."""
         raise unknown_log_q(self)
 
     def marginal_log_q(self, rank: Tensor, num_negatives: int) -> Tensor:
-        """The marginal law of the kept candidates, for classes with `rank` classes above them.
+        """The marginal log-probability with which a kept candidate is a given class, by the rank r of the class.
 
             q(r) = (1 / k) sum_{i = 1..k} [F(i - 1; M, r / C) - F(i - 1; M, (r + 1) / C)]
                  = (M / k) integral of F(k - 1; M - 1, p) dp from r / C to (r + 1) / C
 
-        with F(x; n, p) the binomial cdf. The second form has no differences to cancel: it is computed by Gauss-Legendre
-        quadrature, which is exact up to M = 64 (the integrand has degree M - 1).
+        with F(x; n, p) the binomial cdf. The second form is the one that is computed, by Gauss-Legendre quadrature: it
+        has no differences that could cancel, and is exact up to M = 64 (the integrand is of degree M - 1).
 
         Args:
-            rank: of any shape, from 0 (best) to C - 1; may be fractional.
+            rank: of any shape, how many classes have a higher score: from 0 (best) to C - 1; may be fractional.
             num_negatives: k <= M.
 
         Returns:
@@ -95,10 +96,11 @@ class DNSSampler(Sampler):
             [7.0, 5.0, 3.0, 1.0]
 
         References:
-            the k = 1 case is the law of the maximum, ((C - r) / C)^M - ((C - r - 1) / C)^M.
+            For k = 1 it is the distribution of a maximum, ((C - r) / C)^M - ((C - r - 1) / C)^M.
         """
         check_pool(check_positive_integer("num_negatives", num_negatives), self.num_candidates)
-        # M/2 nodes are exact; 32 are enough for the step of width 1/sqrt(M), but for few classes it is steep
+        # M/2 + 1 nodes are exact. The integrand is a smooth step of width about 1 / sqrt(M), and 32 nodes resolve it on
+        # an interval of length 1 / C; with few classes the interval is long and needs more of them.
         steep = int(32 * math.sqrt(self.num_candidates) / self.num_classes)
         node, weight = _gauss_legendre(min(self.num_candidates // 2 + 1, 32 + steep), rank.device)
         flat = rank.reshape(-1, 1).double()
@@ -110,9 +112,13 @@ class DNSSampler(Sampler):
         return (log_q + math.log(self.num_candidates / num_negatives / self.num_classes)).view(rank.shape)
 
     def _estimated_log_q(self, request: Request, scores: Tensor) -> tuple[Tensor, Tensor | None]:
-        """log q of the kept candidates and of the target, at estimated ranks: one table of at most 2 M + 1 ranks."""
+        """log q of the kept candidates and of the target, at estimated ranks.
+
+        The rank depends on the position in the pool alone, so that a table of k or M + 1 positions serves all rows.
+        """
+        # the i-th best has i - 1 of the M - 1 others above it; a positive, which is no candidate, up to all M
         M, k = self.num_candidates, request.count
-        best = self._log_q_below(torch.arange(k, device=scores.device), M - 1, k).to(request.dtype)
+        best = self._log_q_by_position(torch.arange(k, device=scores.device), M - 1, k).to(request.dtype)
         log_q = best.expand(*scores.shape[:-1], k)
         if request.target is None:
             return log_q, None
@@ -120,11 +126,13 @@ class DNSSampler(Sampler):
         if request.shared:
             positive = positive.mean(0)
         above = M - torch.searchsorted(scores.sort(-1).values, positive, right=True)
-        table = self._log_q_below(torch.arange(M + 1, device=scores.device), M, k).to(request.dtype)
+        table = self._log_q_by_position(torch.arange(M + 1, device=scores.device), M, k).to(request.dtype)
         return log_q, lookup(table, above).view(request.target.shape)
 
-    def _log_q_below(self, above: Tensor, others: int, num_negatives: int) -> Tensor:
-        share = (above + 1) / (others + 2)  # of the classes above, the posterior mean under a uniform prior
+    def _log_q_by_position(self, above: Tensor, others: int, num_negatives: int) -> Tensor:
+        """`marginal_log_q` for classes that have `above` of `others` candidates above them."""
+        # the share of all classes above: the posterior mean under a uniform prior (Laplace's rule of succession)
+        share = (above + 1) / (others + 2)
         rank = (share.double() * self.num_classes - 0.5).clamp(0, self.num_classes - 1)
         return self.marginal_log_q(rank, num_negatives)
 
@@ -138,7 +146,10 @@ def _gauss_legendre(num_nodes: int, device: torch.device) -> tuple[Tensor, Tenso
 
 
 def _log_binomial_cdf(x: int, n: int, p: Tensor) -> Tensor:
-    """log P(X <= x) for X binomial (n, p), as a sum of positive terms."""
+    """log P(X <= x) for a binomial X with n trials of probability p, as a sum of positive terms.
+
+    The shape is that of p.
+    """
     i = torch.arange(x + 1, dtype=torch.float64, device=p.device)
     log_choose = math.lgamma(n + 1) - (i + 1).lgamma() - (n - i + 1).lgamma()
     p = p.unsqueeze(-1)
@@ -147,7 +158,7 @@ def _log_binomial_cdf(x: int, n: int, p: Tensor) -> Tensor:
 
 
 def make(num_classes: int, counts: Tensor | None = None, **options: Any) -> DNSSampler:
-    """The sampler of the table; counts play no part."""
+    """Build the sampler for `SAMPLERS`; `counts` are not used."""
     return DNSSampler(num_classes, **options)
 
 

@@ -1,4 +1,4 @@
-"""In-batch negatives: the positives of the other rows."""
+"""In-batch negatives: the positives of the other rows of the batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from manymax.samplers.streaming import StreamingFrequency
 
 
 class CountedFrequency(ExactBuffers):
-    """The probability of each class from given counts: the fixed counterpart of `StreamingFrequency`."""
+    """The probability of each class from given counts; `StreamingFrequency` estimates it instead."""
 
     log_prob: Tensor
 
@@ -29,23 +29,24 @@ class CountedFrequency(ExactBuffers):
 
 
 class InBatchSampler(Sampler):
-    """The positives of the other rows of the batch: no class vectors to fetch beyond those already there.
+    """Negatives from the positives of the other rows of the batch; their class vectors are in use anyway.
 
-        q(c) = how often c is a positive: counts_c / sum_j counts_j, or a streaming estimate
+        q(c) = the share of c among all positives: counts_c / sum_j counts_j, or a streaming estimate of it
 
-    Other rows' positives are independent draws from the law of the data, so k of them, each taken once, are k draws
-    from q. A row's own positive is not: per row it is left out, and in shared draws `Draw.source_row` marks it. Where
-    one query has several rows (`owner`), `Draw.source_row` marks the positives of all of them.
+    The positives of other rows are independent draws from the distribution of the data, so that k of them, each used
+    once, are k draws from q. The positive of the row itself is not such a draw: in draws per row it is left out, and in
+    shared draws `Draw.source_row` marks it. Where one query has several rows (`owner`), `Draw.source_row` marks the
+    positives of all of them.
 
-    `num_negatives=None` takes the whole batch, shared. Otherwise k positions are chosen at random without replacement,
-    for all rows (`shared=True`, k <= N P), or for each row among the others' (k <= (N - 1) P, at the same distances
-    from every row).
+    With `num_negatives=None` the whole batch is taken, for all rows. Otherwise k positions in the batch are chosen at
+    random without replacement: the same ones for all rows (`shared=True`, k <= N P), or for each row among those of the
+    other rows (k <= (N - 1) P).
 
     Args:
         num_classes: C >= 1.
-        counts: (C,) of the positives; None estimates their frequency from the batches seen in training mode.
+        counts: (C,) how often each class is a positive; None to estimate it from the batches seen in training mode.
         smoothing: >= 0, added to every count.
-        rate: of the estimate, see `StreamingFrequency`.
+        rate: of the streaming estimate, see `StreamingFrequency`.
 
     Example:
         >>> sampler = InBatchSampler(4, counts=[1, 1, 1, 1])
@@ -77,7 +78,7 @@ class InBatchSampler(Sampler):
             raise ArgumentError(f"`counts` must have one entry for each of {num_classes} classes; got {given}.")
 
     def draw(self, request: Request) -> Draw:
-        """Positions of the batch, and what stands there."""
+        """Choose positions in the batch and take the positives that stand there."""
         if request.target is None:
             raise ArgumentError("`target` must be given: in-batch negatives are the positives of the batch; got None.")
         target = request.target
@@ -87,6 +88,7 @@ class InBatchSampler(Sampler):
         position = self._positions(request, positives)
         ids = lookup(positives.reshape(-1), position)
         row, owner = position // positives.shape[1], request.owner
+        # (N, k) positions are among the other rows, so that a draw is a row's own only through another row of its owner
         may_be_own = position.dim() == 1 or owner is not None
         return Draw(
             ids,
@@ -98,36 +100,41 @@ class InBatchSampler(Sampler):
         )
 
     def update(self, target: Tensor) -> None:
-        """Take a batch into the streaming estimate; a call in training mode does it by itself, given counts stay."""
+        """Update the streaming estimate with a batch; does nothing if counts were given.
+
+        A call of the sampler in training mode does this by itself.
+        """
         if isinstance(self.frequency, StreamingFrequency):
             self.frequency.update(target)
 
     def log_prob_of(self, ids: Tensor, input: Tensor | None = None, shared: bool = False) -> Tensor:
-        """The given or estimated log-probabilities; queries play no part."""
+        """The given or estimated log-probabilities; `input` and `shared` do not matter."""
         return self.frequency.log_prob_of(ids)
 
     @staticmethod
     def _positions(request: Request, positives: Tensor) -> Tensor:
-        """Positions in the flattened positives: (k,) if shared, else (N, k) among the other rows'."""
+        """Positions in the flattened positives (N P,): (k,) if shared, else (N, k) among those of the other rows."""
         rows, size = positives.shape[0], positives.shape[1]
         if request.num_negatives is None:
             return torch.arange(rows * size, device=positives.device)
         available = rows * size if request.shared else (rows - 1) * size
         if request.num_negatives > available:
             raise ArgumentError(
-                f"`num_negatives` must be at most {available}, what the batch has to offer; "
+                f"`num_negatives` must be at most {available}, the number of positives that the batch offers; "
                 f"got {request.num_negatives}. Enlarge the batch, or pass None for all of it."
             )
-        order = torch.randperm(available, generator=request.generator, device=positives.device)
-        chosen = order[: request.num_negatives]
+        permutation = torch.randperm(available, generator=request.generator, device=positives.device)
+        chosen = permutation[: request.num_negatives]
         if request.shared:
             return chosen
+        # For each row the same k distances, counted from the end of its own positives and around the batch: one
+        # permutation instead of N, and each row still gets a uniform choice.
         own_end = torch.arange(1, rows + 1, device=positives.device).unsqueeze(1) * size
         return (own_end + chosen) % (rows * size)
 
 
 def make(num_classes: int, counts: Tensor | None = None, **options: float) -> InBatchSampler:
-    """The sampler of the table; without counts it estimates them."""
+    """Build the sampler for `SAMPLERS`; without counts it estimates them."""
     return InBatchSampler(num_classes, counts=counts, **options)
 
 

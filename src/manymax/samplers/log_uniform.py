@@ -11,7 +11,7 @@ from manymax.samplers.base import FixedSampler, SamplerEntry
 
 
 class LogUniformSampler(FixedSampler):
-    """Class 0 most often, then falling like 1 / (c + 1).
+    """Class 0 is drawn most often, and probabilities fall about as 1 / (c + 1).
 
         q(c) = log((c + 2) / (c + 1)) / log(C + 1)
 
@@ -27,7 +27,7 @@ class LogUniformSampler(FixedSampler):
     """
 
     def draw_ids(self, shape: tuple[int, ...], device: torch.device, generator: torch.Generator | None) -> Tensor:
-        """The cdf inverted at uniform heights."""
+        """Invert the cdf at uniform heights."""
         height = torch.rand(shape, generator=generator, device=device, dtype=torch.float64)
         # Rounding may reach C + 1 from below, or fall short of 1.
         return (height * math.log(self.num_classes + 1)).exp().long().sub_(1).clamp_(0, self.num_classes - 1)
@@ -38,7 +38,7 @@ class LogUniformSampler(FixedSampler):
 
 
 def make(num_classes: int, counts: Tensor | None = None) -> LogUniformSampler:
-    """The sampler of the table; counts play no part (the ids should be sorted by them)."""
+    """Build the sampler for `SAMPLERS`; `counts` are not used, but ids should be sorted by them."""
     return LogUniformSampler(num_classes)
 
 

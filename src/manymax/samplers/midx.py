@@ -1,4 +1,4 @@
-"""MIDX: a proposal that follows the model, by quantising the class vectors in two halves."""
+"""MIDX: a proposal that depends on the query, from class vectors whose two halves are quantised."""
 
 from __future__ import annotations
 
@@ -18,25 +18,26 @@ from manymax.settings import Setting
 
 
 class MIDXSampler(Sampler):
-    """Classes in proportion to exp of a quantised score, exactly normalised.
+    """Classes with probabilities proportional to the exponential of a quantised score, exactly normalised.
 
-    The two halves of every class vector are replaced by the nearest of K codewords. Classes with the same pair of
-    codewords form a cell, and a draw is a cell, then any class of it:
+    Each of the two halves of every class vector is replaced by the nearest of K codewords. Classes with the same pair
+    of codewords form a cell. A draw chooses a cell, then one of its classes uniformly:
 
         q(c) = exp(s(cell of c)) / sum over cells of size * exp(s(cell)),    s(cell) = x_1 . u_cell + x_2 . v_cell
 
     with (x_1, x_2) the halves of the query and (u, v) the codewords. With one codeword per class q is softmax(s). A
-    query costs O(K d + cells), cells <= min(C, K^2), whatever the number of classes.
+    query costs O(K d + cells), where cells <= min(C, K^2).
 
-    The codewords are those of the class vectors at the last `refresh`: once per epoch is usual. A sampler that was
-    never refreshed does it at the first call. Biases of the classes play no part in q.
+    The codewords are computed from the class vectors by `refresh`, once per epoch as a rule; between two refreshes q
+    follows the queries, not the class vectors. A sampler without codewords calls it at the first draw. Biases of the
+    classes are not used.
 
-    `shared=True` draws from the mean of q over the rows, and states its log.
+    `shared=True` draws from the mean of q over the rows, and log q is the logarithm of that mean.
 
     Args:
         num_classes: C >= 1.
-        num_codewords: K >= 1, per half; more follow the model more closely.
-        num_iterations: of k-means at a refresh, which starts from the codewords of the last one.
+        num_codewords: K >= 1, per half; with more of them q is closer to the softmax of the model.
+        num_iterations: of k-means in a refresh, which starts from the codewords of the refresh before.
 
     Example:
         >>> weight = torch.tensor([[2.0, 0.0], [0.0, 2.0], [-2.0, 0.0], [0.0, -2.0]])
@@ -62,17 +63,17 @@ class MIDXSampler(Sampler):
         self.num_iterations = check_positive_integer("num_iterations", num_iterations)
         self.register_buffer("codewords", torch.empty(0, 0))  # (K, d): first halves | second halves
         self.register_buffer("cell_codes", torch.empty(0, 2, dtype=torch.int64))  # (cells, 2): codewords of a cell
-        self.register_buffer("cell_start", torch.zeros(1, dtype=torch.int64))  # (cells + 1,): into members
+        self.register_buffer("cell_start", torch.zeros(1, dtype=torch.int64))  # (cells + 1,): positions in members
         self.register_buffer("cell_of_class", torch.empty(0, dtype=torch.int64))  # (C,)
         self.register_buffer("members", torch.empty(0, dtype=torch.int64))  # (C,): classes sorted by cell
 
     @torch.no_grad()
     def refresh(self, linear_weight: Tensor, generator: torch.Generator | None = None) -> None:
-        """Quantise the class vectors anew.
+        """Compute the codewords and cells of the given class vectors.
 
         Args:
             linear_weight: (C, d) finite class vectors.
-            generator: chooses the first codewords, on the device of the vectors; later refreshes start from the last.
+            generator: for the first refresh, whose k-means starts from random classes; on the device of the vectors.
         """
         weight = self._checked(linear_weight)
         if self.codewords.shape[1] != weight.shape[1]:
@@ -89,9 +90,9 @@ class MIDXSampler(Sampler):
         self.members = self.cell_of_class.argsort(stable=True)
 
     def draw(self, request: Request) -> Draw:
-        """A cell by its weight, then any class of it."""
+        """Draw cells by their probabilities, then a class of each cell."""
         if request.input is None:
-            raise ArgumentError("`input` must be given: the law depends on the query; got None.")
+            raise ArgumentError("`input` must be given: q depends on the query; got None.")
         if not self.members.numel() and request.linear_weight is not None:
             self.refresh(request.linear_weight, request.generator)
         draw = self._draw_shared if request.shared else self._draw_rows
@@ -100,7 +101,7 @@ class MIDXSampler(Sampler):
     def log_prob_of(self, ids: Tensor, input: Tensor | None, shared: bool) -> Tensor:
         """log q, or the log of its mean over the queries if shared."""
         if input is None:
-            raise ArgumentError("`input` must be given: the law depends on the query; got None.")
+            raise ArgumentError("`input` must be given: q depends on the query; got None.")
         blocks = []
         for rows in self._blocks(input, ids.shape[-1]):
             block = self._read(self._cell_log_probs(input[rows]), ids if ids.dim() == 1 else ids[rows])
@@ -109,12 +110,13 @@ class MIDXSampler(Sampler):
         return log_q.logsumexp(0) - math.log(len(input)) if shared else log_q
 
     def _draw_rows(self, request: Request, input: Tensor) -> Draw:
-        """k draws per row; the table of the cells is made once per block of rows, for all that is read from it."""
+        """k draws per row; draws, their log q and that of the target come from one table of cells per block of rows."""
         target = request.target
         ids, log_q, log_q_target = [], [], []
         for rows in self._blocks(input, request.count):
             table = self._cell_log_probs(input[rows])
-            ids.append(self._any_member(draw_categorical(table, request.count, request.generator), request.generator))
+            cells = draw_categorical(table, request.count, request.generator)
+            ids.append(self._draw_class_of(cells, request.generator))
             log_q.append(self._read(table, ids[-1]))
             if target is not None:
                 log_q_target.append(self._read(table, target[rows].reshape(len(table), -1)))
@@ -126,13 +128,13 @@ class MIDXSampler(Sampler):
         )
 
     def _draw_shared(self, request: Request, input: Tensor) -> Draw:
-        """k draws from the mean of q over the rows: each from the law of a row chosen at random."""
+        """k draws from the mean of q over the rows: each one from the q of a row that is chosen at random."""
         row = torch.randint(len(input), (request.count,), generator=request.generator, device=input.device)
         cells = [
             draw_categorical(self._cell_log_probs(input[row[block]]), 1, request.generator)
             for block in self._blocks(row, 1)
         ]
-        ids = self._any_member(torch.cat(cells).squeeze(1), request.generator)
+        ids = self._draw_class_of(torch.cat(cells).squeeze(1), request.generator)
         target = request.target
         return Draw(
             ids,
@@ -144,7 +146,7 @@ class MIDXSampler(Sampler):
         )
 
     def _cell_log_probs(self, input: Tensor) -> Tensor:
-        """The log-probability of every cell for every query, (N, cells)."""
+        """The log-probability of every cell for every query, (N, cells): log softmax of score + log size."""
         if not self.members.numel():
             raise ArgumentError(
                 "the sampler has no codewords yet: call `refresh(linear_weight)`, or pass `linear_weight`."
@@ -162,26 +164,27 @@ class MIDXSampler(Sampler):
         return (first + second + self._cell_size().log()).log_softmax(-1)
 
     def _read(self, table: Tensor, ids: Tensor) -> Tensor:
-        """log q of ids (N, k), or (k,) for every row, from the log-probabilities of the cells."""
+        """log q of ids (N, k), or (k,) for every row, from the log-probabilities of the cells (N, cells)."""
         cell = lookup(self.cell_of_class, ids)
         log_size = lookup(self._cell_size().log(), cell)
         return (table.index_select(1, cell) if ids.dim() == 1 else table.gather(1, cell)) - log_size
 
-    def _any_member(self, cell: Tensor, generator: torch.Generator | None) -> Tensor:
-        """A class of each cell, all alike."""
+    def _draw_class_of(self, cell: Tensor, generator: torch.Generator | None) -> Tensor:
+        """A class of each given cell, uniformly."""
         start, end = lookup(self.cell_start, cell), lookup(self.cell_start, cell + 1)
         height = torch.rand(cell.shape, generator=generator, device=cell.device, dtype=torch.float64)
+        # the product may be rounded up to the size of the cell
         return lookup(self.members, torch.minimum(start + (height * (end - start)).long(), end - 1))
 
     def _cell_size(self) -> Tensor:
         return self.cell_start.diff().to(self.codewords.dtype)
 
     def _blocks(self, rows: Tensor, num_ids: int) -> list[slice]:
-        """Blocks of rows, by the bytes of the tables (N, cells) and of what is read from them."""
+        """Blocks of rows that bound the memory of the tables (N, cells), about 4 at a time, and of the ids."""
         return row_blocks(len(rows), row_size=8 * (4 * len(self.cell_codes) + num_ids))
 
     def _checked(self, linear_weight: Tensor) -> Tensor:
-        """The class vectors in float32 at least, if they are (C, d) and finite."""
+        """The class vectors in float32 at least; raises unless they are (C, d) and finite."""
         if linear_weight.dim() != 2 or len(linear_weight) != self.num_classes:
             raise ArgumentError(
                 f"`linear_weight` must be ({self.num_classes}, d), one vector per class; "
@@ -192,7 +195,7 @@ class MIDXSampler(Sampler):
         return linear_weight.to(torch.promote_types(linear_weight.dtype, torch.float32))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Take the shapes of the stored codewords and cells; the number of classes must be the same."""
+        """Load buffers of any shape, because the number of cells depends on the data; C must be the same."""
         stored = state_dict.get(prefix + "members")
         if stored is not None and len(stored) not in (0, self.num_classes):
             args[-1].append(f"the stored sampler has {len(stored)} classes, this one {self.num_classes}.")
@@ -208,8 +211,8 @@ def _halves(vectors: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _k_means(points: Tensor, codewords: Tensor, num_iterations: int) -> tuple[Tensor, Tensor]:
-    """Codewords (K, d) moved to the means of their points, and the code (C,) of every point."""
-    # About a thousand points per codeword fix the means; all points only take part in the last assignment.
+    """K-means: the codewords (K, d), each the mean of the points nearest to it, and the code (C,) of every point."""
+    # About a thousand points per codeword are enough for its mean; all points are only used in the last assignment.
     sample = points[:: max(1, len(points) // (1024 * len(codewords)))]
     for _ in range(num_iterations):
         code = _nearest(sample, codewords)
@@ -220,14 +223,16 @@ def _k_means(points: Tensor, codewords: Tensor, num_iterations: int) -> tuple[Te
 
 
 def _nearest(points: Tensor, codewords: Tensor) -> Tensor:
-    """The codeword nearest to each point: largest x . u - |u|^2 / 2."""
+    """The number of the codeword nearest to each point, (C,)."""
+    # |x - u|^2 = |x|^2 - 2 (x . u - |u|^2 / 2): the nearest codeword has the largest bracket, and no differences of all
+    # pairs have to be formed
     offset = codewords.square().sum(1) / 2
     blocks = row_blocks(len(points), row_size=8 * len(codewords))
     return torch.cat([(points[rows] @ codewords.T - offset).argmax(1) for rows in blocks])
 
 
 def make(num_classes: int, counts: Tensor | None = None, **options: int) -> MIDXSampler:
-    """The sampler of the table; counts play no part."""
+    """Build the sampler for `SAMPLERS`; `counts` are not used."""
     return MIDXSampler(num_classes, **options)
 
 
@@ -240,6 +245,6 @@ ENTRY = SamplerEntry(
     law="exp(quantised score of c) / normaliser",
     citation="Lian et al. (2020)",
     needs_scores=True,
-    settings=(Setting("num_codewords", int, 32, "Codewords of midx.", least=1, option="codewords"),),
+    settings=(Setting("num_codewords", int, 32, "Codewords per half vector in midx.", least=1, option="codewords"),),
     examples=({"num_codewords": 2},),
 )

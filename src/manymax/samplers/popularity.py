@@ -1,4 +1,4 @@
-"""Popularity negatives: classes in proportion to a power of their counts, drawn in O(1)."""
+"""Popularity negatives: classes with probabilities proportional to a power of their counts."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from manymax.settings import Setting
 
 
 class PopularitySampler(FixedSampler):
-    """Classes in proportion to a power of their counts, by an alias table: any number of classes, O(1) per draw.
+    """Classes with probabilities proportional to a power of their counts; an alias table makes a draw O(1).
 
         q(c) = (counts_c + smoothing)^power / sum_j (counts_j + smoothing)^power
 
-    A class of count zero is never drawn, its log q is -inf, and a positive of that kind is an error: give `smoothing`
-    if positives may be new.
+    A class with a count of zero is never drawn and its log q is -inf; such a class as a positive is an error. Give
+    `smoothing` if classes without counts can be positives.
 
     Args:
-        counts: (C,) non-negative, not all zero; the sampler lives on their device.
+        counts: (C,) non-negative, not all zero; the sampler is on their device.
         power: >= 0; word2vec takes 0.75.
         smoothing: >= 0, added to every count.
 
@@ -50,7 +50,7 @@ class PopularitySampler(FixedSampler):
         self.register_buffer("alias", alias)
 
     def draw_ids(self, shape: tuple[int, ...], device: torch.device, generator: torch.Generator | None) -> Tensor:
-        """Draws from the alias table."""
+        """Draw from the alias table."""
         return draw_from_alias_table(self.keep, self.alias, shape, generator)
 
     def log_prob_of(self, ids: Tensor, input: Tensor | None = None, shared: bool = False) -> Tensor:
@@ -59,7 +59,7 @@ class PopularitySampler(FixedSampler):
 
 
 def make(num_classes: int, counts: Tensor, **options: float) -> PopularitySampler:
-    """The sampler of the table; `num_classes` is the number of counts."""
+    """Build the sampler for `SAMPLERS`; `num_classes` is the number of counts."""
     return PopularitySampler(counts, **options)
 
 

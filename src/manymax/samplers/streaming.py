@@ -1,4 +1,4 @@
-"""How often each class comes by, estimated while the data stream past."""
+"""Frequencies of the classes, estimated from a stream of batches."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from manymax.samplers.base import ExactBuffers, check_ids, check_number, check_p
 
 
 class StreamingFrequency(ExactBuffers):
-    """The probability of each class from the gaps between its occurrences, in O(batch) per update.
+    """The probability of each class, estimated from the gaps between its occurrences in O(batch) per update.
 
-    Time t counts examples. For a class that a batch holds m times, and that was last seen at time A, the mean gap was
-    (t - A) / m, and with n occurrences before
+    Time t is the number of examples seen. For a class that occurs m times in a batch and was last seen at time A, the
+    mean gap since then is (t - A) / m. With n occurrences before, its running mean gap B is updated by
 
         B <- (1 - w) B + w (t - A) / m,    A <- t,    w = max(1 - (1 - rate)^m, m / (n + 1 + m)),    B = C at first
         q(c) = (1 / B_c) / sum_j (1 / B_j),    B_c = C + t for a class never seen
 
-    As long as n < 1 / rate this is the add-one estimate (n + 1) / (t + C), then a moving average that follows a drift.
-    With time in examples and not in steps, a class that is twice in every batch is told from one that is there once,
-    and batches may differ in size. A class that stops coming keeps its last gap. In a distributed run every worker
-    estimates from its own part of the data.
+    As long as n < 1 / rate this is the add-one estimate (n + 1) / (t + C), afterwards a moving average that follows a
+    drift. Because time counts examples and not steps, a class that is twice in every batch is told from one that is
+    there once, and batches may differ in size. A class that no longer occurs keeps its last gap. In a distributed run
+    every process estimates from its own part of the data.
 
     Args:
         num_classes: C >= 1.
@@ -53,13 +53,14 @@ class StreamingFrequency(ExactBuffers):
         self.register_buffer("mean_gap", torch.full((num_classes,), float(num_classes), dtype=torch.float64))
         self.register_buffer("num_seen", torch.zeros(num_classes, dtype=torch.int64))
         self.register_buffer("time", torch.zeros((), dtype=torch.int64))
-        # The normaliser is kept up to date instead of summed over all classes at every call.
+        # The normaliser, sum_j 1 / B_j, is kept up to date instead of summed over all classes at every call: as the
+        # number of classes never seen, whose B depends on the time, and the sum over the others.
         self.register_buffer("num_unseen", torch.tensor(num_classes))
         self.register_buffer("seen_total", torch.zeros((), dtype=torch.float64))
 
     @torch.no_grad()
     def update(self, target: Tensor) -> None:
-        """Take one batch of occurrences into account: ids of any shape."""
+        """Update the estimate with a batch of occurrences, ids of any shape."""
         target = check_ids("target", target, self.num_classes)
         ids, times = torch.unique(target.reshape(-1), return_counts=True)
         seen, before = self.num_seen[ids], self.mean_gap[ids]

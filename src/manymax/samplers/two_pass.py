@@ -1,4 +1,4 @@
-"""Two-pass negatives: of some candidates, a few resampled in proportion to what the model makes of them."""
+"""Two-pass negatives: a pool of candidates is drawn, and from it negatives by the scores of the model."""
 
 from __future__ import annotations
 
@@ -24,23 +24,24 @@ from manymax.samplers.uniform import UniformSampler
 
 
 class TwoPassSampler(Sampler):
-    """M candidates from a base proposal q0, of which k are drawn again by their importance weights.
+    """M candidates are drawn from a base proposal q0, and k of them are drawn again by their importance weights.
 
         P(position m | pool) = w_m / sum_j w_j,    w_j = exp(s_j) / q0(c_j)
         log q(c | pool) = log P(position | pool) + log(M q0(c)) = s_c - log Z_pool,    Z_pool = (1 / M) sum_j w_j
 
-    As M grows the draws follow softmax(s). log q is that of one draw over all classes, conditional on the pool: M q0(c)
-    is how often c is expected in a pool, and with this log q the importance-weighted estimate of the partition function
-    is unbiased. For the positive one candidate is replaced by it in Z_pool, which makes exp(log q) an unbiased estimate
-    of its marginal probability. Within a row the k draws are independent given the pool, not otherwise.
+    As M grows, the distribution of the draws becomes softmax(s). log q is that of one draw over all classes,
+    conditional on the pool: M q0(c) is how often c is expected in a pool, and with this log q the importance-weighted
+    estimate of the partition function is unbiased. For log q of a positive, the positive takes the place of one
+    candidate in Z_pool, which makes exp(log q) an unbiased estimate of its marginal probability. The k draws of a row
+    are independent given the pool, but not without it.
 
-    `shared=True` draws one pool for all rows, and from it with the mean over the rows of P and of q.
+    `shared=True` draws one pool for all rows, and from it with the means of P and of q over the rows.
 
     Args:
         num_classes: C >= 1.
-        num_candidates: M >= 1, with replacement; at least the number of negatives, and best several times that.
-        base: the proposal of the candidates, a sampler whose q does not depend on the query; uniform if None.
-        shared_candidates: the same candidates for all rows (one matmul, no gather), each row with its own draws.
+        num_candidates: M >= 1, drawn with replacement; at least the number of negatives, better several times as many.
+        base: the proposal for the candidates, a sampler whose q does not depend on the query; uniform if None.
+        shared_candidates: draw one pool for all rows, which makes the scores one matmul; each row has its own draws.
 
     Example:
         >>> sampler = TwoPassSampler(1000, num_candidates=64)
@@ -73,7 +74,7 @@ class TwoPassSampler(Sampler):
             raise ArgumentError(f"`base` must have {num_classes} classes; got one with {self.base.num_classes}.")
 
     def draw(self, request: Request) -> Draw:
-        """Candidates from the base, then positions among them by weight."""
+        """Draw the candidates from the base, then positions among them by their weights."""
         check_pool(request.count, self.num_candidates)
         shape = pool_shape(request, self.num_candidates, self.shared_candidates)
         pool = self.base.draw_ids(shape, request.device, request.generator)
@@ -89,11 +90,11 @@ class TwoPassSampler(Sampler):
         return Draw(at_positions(pool, position), log_q, log_q_target, self.note)
 
     def log_prob_of(self, ids: Tensor, input: Tensor | None, shared: bool) -> Tensor:
-        """Not known without a pool."""
+        """Raises: log q of arbitrary ids is not known without a pool."""
         raise unknown_log_q(self)
 
     def _log_q_target(self, request: Request, target: Tensor, log_weights: Tensor) -> Tensor:
-        """s_y - log Z_pool with the last candidate replaced by the positive."""
+        """s_y - log Z_pool, with the positive in the place of the last candidate."""
         scores = target_scores(request, target)  # (N, P), or (N, N P) if shared
         ids = target.reshape(-1) if request.shared else target.reshape(scores.shape)
         log_weight = scores - self.base.log_prob_of(ids).to(scores.dtype)
@@ -103,12 +104,12 @@ class TwoPassSampler(Sampler):
 
 
 def _log_mean_exp(log_values: Tensor) -> Tensor:
-    """The log of the mean over the rows."""
+    """log of the mean over the rows of exp(log_values): (M,) for (N, M)."""
     return log_values.logsumexp(0) - math.log(len(log_values))
 
 
 def make(num_classes: int, counts: Tensor | None = None, **options: Any) -> TwoPassSampler:
-    """The sampler of the table; counts play no part unless a popularity sampler is passed as `base`."""
+    """Build the sampler for `SAMPLERS`; `counts` are not used, except by a popularity sampler passed as `base`."""
     return TwoPassSampler(num_classes, **options)
 
 

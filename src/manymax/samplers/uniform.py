@@ -11,7 +11,7 @@ from manymax.samplers.base import FixedSampler, SamplerEntry
 
 
 class UniformSampler(FixedSampler):
-    """Every class alike.
+    """All classes have the same probability.
 
         q(c) = 1 / C
 
@@ -26,7 +26,7 @@ class UniformSampler(FixedSampler):
     """
 
     def draw_ids(self, shape: tuple[int, ...], device: torch.device, generator: torch.Generator | None) -> Tensor:
-        """Integers from 0 to C - 1."""
+        """Draw integers from 0 to C - 1."""
         return torch.randint(self.num_classes, shape, generator=generator, device=device)
 
     def log_prob_of(self, ids: Tensor, input: Tensor | None = None, shared: bool = False) -> Tensor:
@@ -35,7 +35,7 @@ class UniformSampler(FixedSampler):
 
 
 def make(num_classes: int, counts: Tensor | None = None) -> UniformSampler:
-    """The sampler of the table; counts play no part."""
+    """Build the sampler for `SAMPLERS`; `counts` are not used."""
     return UniformSampler(num_classes)
 
 
