@@ -67,7 +67,8 @@ class Target:
 class Form(NamedTuple):
     """The shape (..., C), dtype and device of scores: all that reading a target needs to know of them.
 
-    A head has no tensor of all scores, and gives this instead.
+    A head has no tensor of all scores, and gives this instead. The rows have the shape `shape[:-1]` and C is
+    `shape[-1]`; there is no property for either, because torch.compile of torch 2.6 does not look into those of tuples.
     """
 
     shape: tuple[int, ...]
@@ -78,16 +79,6 @@ class Form(NamedTuple):
     def of(cls, scores: Tensor) -> Form:
         """The form of a tensor of scores."""
         return cls(tuple(scores.shape), scores.dtype, scores.device)
-
-    @property
-    def batch(self) -> tuple[int, ...]:
-        """The shape of the rows, (...)."""
-        return self.shape[:-1]
-
-    @property
-    def num_classes(self) -> int:
-        """C."""
-        return self.shape[-1]
 
 
 def check_options(reduction: str, label_smoothing: float, multilabel: str) -> None:
@@ -128,9 +119,9 @@ def read_target(
 
 def _read_grouped(form: Form, target: Target, weight: Tensor | None, multilabel: str) -> Target:
     """A target that `group_pairs` made: checked against the scores, in their dtype, with the class weights."""
-    if target.ids is None or tuple(target.ids.shape[:-1]) != form.batch:
+    if target.ids is None or tuple(target.ids.shape[:-1]) != form.shape[:-1]:
         raise ArgumentError("`target` was grouped for another number of rows than `input` has.")
-    ids, classes = target.ids, form.num_classes
+    ids, classes = target.ids, form.shape[-1]
     # Class weights and scores are gathered by these ids, which would fail with an error that names no argument.
     if visible(ids) and ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= classes):
         raise ArgumentError(f"`target` ids must be in [0, {classes}); got {int(ids.min())} to {int(ids.max())}.")
@@ -156,13 +147,13 @@ def check_weight(weight: Tensor | None, num_classes: int) -> Tensor | None:
 
 def _read_weight(form: Form, weight: Tensor | None) -> Tensor | None:
     """The class weights, checked, in the dtype of the arithmetic."""
-    checked = check_weight(weight, form.num_classes)
+    checked = check_weight(weight, form.shape[-1])
     return None if checked is None else checked.to(form.dtype)
 
 
 def _check_shape(form: Form, target: Tensor, rowwise: bool) -> None:
     """Raise unless the shape of a target fits: rows (..., C), or ids (...) or (..., P)."""
-    batch, shape = form.batch, tuple(target.shape)
+    batch, shape = form.shape[:-1], tuple(target.shape)
     if rowwise:
         fits, expected = shape == form.shape, f"the shape of `scores`, {form.shape}"
     else:
@@ -214,8 +205,8 @@ def _check_distribution(rows: Tensor, total: Tensor, dtype: torch.dtype) -> None
 def _read_ids(form: Form, target: Tensor, weight: Tensor | None, ignore_index: int, multilabel: str) -> Target:
     """The target of ids (...), one per row, or (..., P), several with padding."""
     ids = target.long()
-    if tuple(target.shape) == (*form.batch, 0):  # no column at all: the same as one of padding
-        ids = ids.new_full((*form.batch, 1), ignore_index)
+    if tuple(target.shape) == (*form.shape[:-1], 0):  # no column at all: the same as one of padding
+        ids = ids.new_full((*form.shape[:-1], 1), ignore_index)
     if target.ndim == len(form.shape):
         _check_not_many_hot(form, target)
         ids = ids.sort(-1).values  # several ids are a set: repeated ones count once, and are neighbours now
@@ -225,7 +216,7 @@ def _read_ids(form: Form, target: Tensor, weight: Tensor | None, ignore_index: i
     else:
         ids = ids.unsqueeze(-1)  # one id per row is a list of one: P = 1 from here on
         positive = ids != ignore_index
-    _check_range(ids, positive, form.num_classes, ignore_index)
+    _check_range(ids, positive, form.shape[-1], ignore_index)
     # -100 cannot be gathered: what is no positive becomes class 0 with weight 0, whatever its score is.
     ids = torch.where(positive, ids, 0)
     ones = positive.to(form.dtype)
@@ -240,7 +231,7 @@ def _check_not_many_hot(form: Form, target: Tensor) -> None:
     Read as ids they would silently mean the classes 0 and 1. With two classes they can be meant as ids.
     """
     # Only where the shape is that of the scores; a check of all values, so that a single id of 2 or more decides.
-    if tuple(target.shape) != form.shape or form.num_classes <= 2 or not target.numel() or not visible(target):
+    if tuple(target.shape) != form.shape or form.shape[-1] <= 2 or not target.numel() or not visible(target):
         return
     if bool(((target == 0) | (target == 1)).all()):
         raise ArgumentTypeError(

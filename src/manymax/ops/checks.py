@@ -120,4 +120,6 @@ def full_precision(tensor: Tensor) -> AbstractContextManager[Any]:
     """Context in which autocast is off, so that products keep the precision of their operands."""
     # a device that knows no autocast, such as "meta", refuses to have it switched off
     device = tensor.device.type
-    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
+    # torch.compile of torch 2.6 cannot trace the question, and what it compiles runs on a device that has autocast
+    known = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device)
+    return torch.autocast(device, enabled=False) if known else nullcontext()

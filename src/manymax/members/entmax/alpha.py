@@ -39,7 +39,8 @@ def read_alpha(alpha: float | Tensor, scores: Tensor | None = None) -> Tensor:
 
 def check_number(alpha: object) -> None:
     """Raise unless alpha is a number in [1, 2]."""
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float):
+    # a tuple of types: torch.compile of torch 2.6 cannot trace `int | float`
+    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)):
         raise ArgumentTypeError(f"`alpha` must be a number or a float tensor; got {type(alpha).__name__}.")
     if not 1 <= alpha <= 2:
         raise ArgumentError(f"`alpha` must be in [1, 2] (1 is softmax, 2 is sparsemax); got {alpha}.")
