@@ -6,6 +6,7 @@ The import statements are read, not run: those inside of functions and under TYP
 from __future__ import annotations
 
 import ast
+import copy
 import graphlib
 import os
 import subprocess
@@ -65,6 +66,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__main__": {"cli"},
 }
 BESIDES = {"errors", "table", "settings"}
+
+# The commands that speak of the paper; `report` hands the page of a study its sections on it.
+PAPER_COMMANDS = {"cli.theory", "cli.reproduction", "cli.report"}
 
 # Members that others may name as a special case of theirs, or they of it.
 SPECIAL_CASES = {"softmax", "entmax"}
@@ -148,14 +152,41 @@ def entangled(trees: dict[str, ast.Module]) -> list[str]:
 
 
 def knows_the_paper(trees: dict[str, ast.Module]) -> list[str]:
-    """'a imports b' for every import of `paper` by a module that is neither of it nor a command."""
+    """'a imports b' or 'a names b' for every module that knows `paper`, neither of it nor one of its commands."""
+    found = []
+    for module, tree in trees.items():
+        if below(module, "paper") or module in PAPER_COMMANDS:
+            continue
+        found += [f"{module} imports {name}" for name in sorted(ours(tree, set(trees))) if below(name, "paper")]
+        texts = [
+            node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        ]
+        found += [f"{module} names manymax.paper" for text in texts if "manymax.paper" in text]
+    return found
+
+
+def loads_the_paper(trees: dict[str, ast.Module]) -> list[str]:
+    """'a imports b' for every import of `paper` that happens when a command's module is imported, not when it runs."""
     return [
         f"{module} imports {name}"
         for module, tree in trees.items()
-        if module.partition(".")[0] not in ("paper", "cli")
-        for name in sorted(ours(tree, set(trees)))
+        if below(module, "cli")
+        for name in sorted(ours(at_import(tree), set(trees)))
         if below(name, "paper")
     ]
+
+
+def at_import(tree: ast.Module) -> ast.Module:
+    """The statements that run when a module is imported: no bodies of functions, nothing for type checkers alone."""
+
+    class Run(ast.NodeTransformer):
+        def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+            return None
+
+        def visit_If(self, node: ast.If) -> ast.AST | None:
+            return None if ast.unparse(node.test) == "TYPE_CHECKING" else self.generic_visit(node)
+
+    return ast.fix_missing_locations(Run().visit(copy.deepcopy(tree)))
 
 
 TREES = parse(SOURCE)
@@ -173,8 +204,25 @@ def test_members_do_not_import_one_another() -> None:
     assert entangled(TREES) == []
 
 
-def test_only_commands_know_the_paper() -> None:
+def test_only_its_own_commands_know_the_paper() -> None:
     assert knows_the_paper(TREES) == []
+    assert loads_the_paper(TREES) == []
+
+
+def test_neither_a_study_nor_the_command_line_loads_the_paper() -> None:
+    script = (
+        "import sys, manymax, manymax.study.run, manymax.study.sweep, manymax.cli.app as cli\n"
+        "from manymax.study.config import RunConfig\n"
+        "cli.build_app(), RunConfig(loss='sparsemax', computation='compiled')\n"
+        "print(*(name for name in sys.modules if name.startswith('manymax.')))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(SOURCE)}
+    result = subprocess.run(
+        [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )
+    loaded = result.stdout.split()
+    assert "manymax.cli.theory" in loaded
+    assert [name for name in loaded if name.startswith("manymax.paper")] == []
 
 
 def test_no_module_imports_itself_through_others() -> None:
@@ -207,6 +255,10 @@ def test_importing_the_library_loads_neither_the_command_nor_the_study() -> None
             "def f():\n    from manymax.paper.findings import judge",
             "study.report.page imports paper.findings",
         ),
+        (knows_the_paper, "study.run", 'X = ["manymax.paper.whole_table"]', "study.run names manymax.paper"),
+        (knows_the_paper, "cli.study", "def f():\n    import manymax.paper", "cli.study imports paper"),
+        (loads_the_paper, "cli.theory", "import manymax.paper.claims", "cli.theory imports paper.claims"),
+        (loads_the_paper, "cli.report", "if True:\n    import manymax.paper", "cli.report imports paper"),
         (foreign, "ops", "import scipy.sparse", "ops imports scipy.sparse"),
         (foreign, "", "import typer", " imports typer"),
         (entangled, "members.nce.loss", "from manymax.members import FAMILY", "members.nce.loss imports members"),

@@ -11,7 +11,6 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from manymax.cli import console as display
-from manymax.cli import theory as theory_command
 from manymax.cli.app import app
 from manymax.paper import claims
 from manymax.paper.claims import CLAIMS, Claim
@@ -25,8 +24,7 @@ def run(*arguments: str) -> Result:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, *rows: Claim) -> None:
-    for module in (claims, theory_command):
-        monkeypatch.setattr(module, "CLAIMS", rows)
+    monkeypatch.setattr(claims, "CLAIMS", rows)
 
 
 @pytest.fixture

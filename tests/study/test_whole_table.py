@@ -107,10 +107,11 @@ def test_compiled_is_an_option_of_the_head(loss: str) -> None:
     assert [options.compiled for options in chosen] == [False, True]
 
 
-def test_a_process_that_has_not_heard_of_them_finds_them() -> None:
-    """A worker reads the settings of its run before anything of the paper is imported."""
+def test_a_new_process_finds_them_by_name() -> None:
+    """A worker reads the settings of its run, and nothing of the paper is imported before a run asks for it."""
     script = (
-        "import sys; from manymax.study.config import RunConfig; assert 'manymax.paper' not in sys.modules; "
+        "import sys; from manymax.study.config import RunConfig; RunConfig(loss='sparsemax', computation='compiled'); "
+        "assert 'manymax.paper' not in sys.modules; "
         "print(RunConfig(loss='sparsemax', computation='detached').content_hash())"
     )
     environment = os.environ | {"PYTHONPATH": str(Path(manymax.__file__).parents[1])}

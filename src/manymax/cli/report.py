@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from manymax.paper.page_sections import EXTRA, PUBLISHED
-from manymax.study.report.page import report as write_report
+from manymax.study.report import page as report_page
 from manymax.study.report.runs import read_study
 from manymax.study.report.sinks import to_mlflow, to_tensorboard
 
@@ -40,5 +39,15 @@ def report(
         typer.echo(f"tensorboard: {to_tensorboard(read_study(folder), tensorboard)} new runs in {tensorboard}")
     if mlflow is not None:
         typer.echo(f"mlflow: {to_mlflow(read_study(folder), mlflow)} new runs in {mlflow}")
-    page = write_report(folder, out, images=images, extra=EXTRA, published=PUBLISHED)
+    page = write_report(folder, out, images=images)
     typer.echo(f"report: {page.resolve()}")
+
+
+def write_report(folder: Path, out: Path | None = None, *, images: bool = True) -> Path:
+    """Write the page of a study with the sections on the paper's findings and numbers; returns the path of the page.
+
+    The report itself knows nothing of the paper: what it is to say of it is handed over here.
+    """
+    from manymax.paper.page_sections import EXTRA, PUBLISHED  # only a page needs it, not the command line
+
+    return report_page.report(folder, out, images=images, extra=EXTRA, published=PUBLISHED)

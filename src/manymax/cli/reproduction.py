@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from manymax.errors import ArgumentError
-from manymax.paper import reproduction as pages
 from manymax.study.report import collect
 
 
@@ -39,5 +38,7 @@ def reproduction(
     """
     if not (root / "docs").is_dir():
         raise ArgumentError(f"`--root` must be the top folder of a checkout, with docs in it; got {str(root)!r}.")
-    for path in pages.write(root, runs or ()):
+    from manymax.paper.reproduction import write  # draws figures; other commands need not wait for its import
+
+    for path in write(root, runs or ()):
         typer.echo(f"wrote {path.relative_to(root)}")

@@ -21,13 +21,12 @@ from rich.text import Text
 
 from manymax.cli import exit_codes
 from manymax.cli.console import put_json
+from manymax.cli.report import write_report
 from manymax.errors import ArgumentError, check_choice
-from manymax.paper.page_sections import EXTRA, PUBLISHED
 from manymax.study.checkpoint import read_training_state
 from manymax.study.config import RunConfig
 from manymax.study.engines import Engine, Job, LocalEngine
 from manymax.study.records import CHECKPOINT, Record
-from manymax.study.report.page import report
 from manymax.study.run_options import flat, options
 from manymax.study.study_file import expand, read_study_file
 from manymax.study.sweep import Outcome, sweep
@@ -102,7 +101,7 @@ def study(
     except KeyboardInterrupt:
         typer.echo(f"stopped and saved in {shlex.quote(str(folder))}; the same command goes on from there", err=True)
         raise typer.Exit(exit_codes.STOPPED) from None
-    page = None if no_report else report(folder, extra=EXTRA, published=PUBLISHED)
+    page = None if no_report else write_report(folder)
     if json:
         put_json({"folder": str(folder), "report": page and str(page), "runs": _runs_as_json(outcome)})
     else:

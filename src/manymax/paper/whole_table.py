@@ -18,7 +18,7 @@ from manymax.engine.linear import read_head_target
 from manymax.engine.member import Member
 from manymax.engine.target import Target
 from manymax.members.rankmax.loss import rankmax_loss
-from manymax.study.computations import COMPUTATIONS, Computation
+from manymax.study.computations import Computation
 
 
 def sorted_sparsemax(scores: Tensor) -> tuple[Tensor, Tensor]:
@@ -128,5 +128,6 @@ def in_table(member: Member) -> bool:
     return member.name in TABLE_LOSSES
 
 
-COMPUTATIONS.add(Computation("table", in_table, build=WholeTable, defaults_only=True))
-COMPUTATIONS.add(Computation("detached", in_table, build=Detached, defaults_only=True))
+# The package's entry points in pyproject.toml name these two: `manymax.study.computations` finds them there.
+TABLE = Computation("table", in_table, build=WholeTable, defaults_only=True)
+DETACHED = Computation("detached", in_table, build=Detached, defaults_only=True)

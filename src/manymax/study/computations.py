@@ -1,32 +1,42 @@
-"""How the head of a run computes its loss: a table that other rooms may add rows to.
+"""Computations: the ways in which the head of a run can compute an exact loss.
 
-`blocks` is the usual way and tells no runs apart. The rows of `PROVIDERS` are added when somebody first asks for the
-table, in whatever process that is, so that a worker knows the computations that its study names.
+`COMPUTATIONS` is the table of those that the study has itself. `blocks` is the usual one; it does not enter the hash of
+a run's settings. Any installed package can add others through entry points of the group "manymax.computations", in its
+pyproject.toml:
+
+    [project.entry-points."manymax.computations"]
+    mine = "my_package.my_module:MINE"
+
+where `MINE` is a `Computation` with the name "mine". The name alone makes it a choice on the command line. Its module
+is imported when a run asks for it, in whatever process that is: workers need no further notice.
 """
 
 from __future__ import annotations
 
-import importlib
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from manymax.engine.member import Member
+from manymax.errors import ManymaxError, unknown_name
 from manymax.heads import LinearHead
 from manymax.table import Table
 
 USUAL = "blocks"
-PROVIDERS = ["manymax.paper.whole_table"]  # modules that add rows when they are imported
+GROUP = "manymax.computations"
 
 
 @dataclass(frozen=True)
 class Computation:
-    """One row of the table.
+    """One way to compute the loss of a member whose `kind` is "exact".
 
-    takes: whether it can compute the loss of a member.
+    takes: whether it can compute the loss of such a member.
     build: (member, num_items) to a head for the vectors of a backbone; None for the head of the member itself.
-    options: what that head is told about its computation.
-    defaults_only: whether it knows the member at its default settings alone, one positive a row and no smoothing.
+    options: the `options` keyword of that head.
+    defaults_only: whether it knows only the default settings of the member, one positive per row and no smoothing.
     """
 
     name: str
@@ -44,8 +54,47 @@ COMPUTATIONS: Table[Computation] = Table(
 )
 
 
-def computations() -> Table[Computation]:
-    """The table with the rows of all providers."""
-    for module in PROVIDERS:
-        importlib.import_module(module)
-    return COMPUTATIONS
+def computation_names() -> tuple[str, ...]:
+    """The names of all computations, those of other packages too; no module of theirs is imported.
+
+    >>> set(computation_names()) >= {"blocks", "compiled"}
+    True
+    """
+    return tuple(dict.fromkeys((*COMPUTATIONS, *(entry.name for entry in _entries()))))
+
+
+def find_computation(name: str) -> Computation:
+    """The computation of a name; that of another package is imported when it is first asked for.
+
+    Args:
+        name: one of `computation_names()`, or an alias of a row of `COMPUTATIONS`.
+    """
+    if name in COMPUTATIONS:
+        return COMPUTATIONS[name]
+    # A package that is installed twice, say in a folder of sources and by its wheel, has equal entries.
+    entries = {entry.value: entry for entry in _entries() if entry.name == name}
+    if not entries:
+        raise unknown_name(COMPUTATIONS.kind, name, computation_names())
+    if len(entries) > 1:
+        raise ManymaxError(f"computation {name!r} is offered twice, as {' and as '.join(entries)}: uninstall one.")
+    return _load(*entries.values())
+
+
+def _entries() -> tuple[EntryPoint, ...]:
+    return _entries_along(tuple(sys.path))
+
+
+@cache  # reading the metadata of all packages takes milliseconds, and a grid makes thousands of configs
+def _entries_along(search_path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    return tuple(entry_points(group=GROUP))
+
+
+@cache
+def _load(entry: EntryPoint) -> Computation:
+    try:
+        found = entry.load()
+    except (ImportError, AttributeError) as error:
+        raise ManymaxError(f"computation {entry.name!r} cannot be loaded from {entry.value}: {error}.") from None
+    if not isinstance(found, Computation) or found.name != entry.name:
+        raise ManymaxError(f"{entry.value} must be a `Computation` with the name {entry.name!r}; it is {found!r}.")
+    return found

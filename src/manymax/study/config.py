@@ -30,7 +30,7 @@ from manymax.errors import ArgumentError, ManymaxError, check_choice
 from manymax.members import FAMILY
 from manymax.samplers import SAMPLERS
 from manymax.study.backbones import BACKBONES
-from manymax.study.computations import USUAL, computations
+from manymax.study.computations import USUAL, find_computation
 from manymax.study.groups import (
     ALL_GROUPS,
     GRADIENT,
@@ -145,7 +145,7 @@ class RunConfig(BaseModel):
             )
 
     def _check_computation(self) -> None:
-        computation, member = computations()[self.machine.computation], self.member
+        computation, member = find_computation(self.machine.computation), self.member
         if not computation.takes(member):
             known = ", ".join(name for name, other in losses().items() if computation.takes(other))
             raise ArgumentError(f"`computation={computation.name!r}` is for {known}; got {member.name!r}.")

@@ -15,7 +15,7 @@ from manymax.errors import ArgumentError, check_choice, unknown_name
 from manymax.members import BASELINE, FAMILY, REFERENCE_LOSSES
 from manymax.samplers import SAMPLERS
 from manymax.study.backbones import BACKBONES
-from manymax.study.computations import USUAL, computations
+from manymax.study.computations import USUAL, find_computation
 from manymax.study.data.sources.table import parse_columns
 
 GRADIENT = "gradient"  # name of the solver that every loss has: Adam
@@ -217,7 +217,7 @@ class MachineSettings(Group):
     @field_validator("computation")
     @classmethod
     def _computation(cls, value: str) -> str:
-        return computations()[value].name
+        return find_computation(value).name
 
 
 class General(Group):

@@ -14,7 +14,7 @@ from manymax.heads import LinearHead
 from manymax.heads.build import head_class
 from manymax.ops.tree import HuffmanTree
 from manymax.samplers import SAMPLERS, Sampler
-from manymax.study.computations import computations
+from manymax.study.computations import find_computation
 from manymax.study.config import RunConfig
 from manymax.study.data.interactions import Split
 from manymax.study.seeds import generator
@@ -25,7 +25,7 @@ def build_head(config: RunConfig, split: Split) -> LinearHead:
 
     A head that samples negatives draws them from `head.generator`, which the training loop seeds for each step.
     """
-    member, computation = config.member, computations()[config.machine.computation]
+    member, computation = config.member, find_computation(config.machine.computation)
     if computation.build is not None:
         return computation.build(member, split.num_items)
     make: Any = head_class(member)

@@ -20,7 +20,7 @@ from manymax.errors import ArgumentError, ManymaxError, unknown_name
 from manymax.members import FAMILY, REFERENCE_LOSSES
 from manymax.samplers import SAMPLERS
 from manymax.study.backbones import BACKBONES
-from manymax.study.computations import USUAL, computations
+from manymax.study.computations import COMPUTATIONS, computation_names
 from manymax.study.groups import ALL_GROUPS, GRADIENT, GROUPS, losses, solver_names
 
 # The options of version 0.1.0 in their order. Records of that version hold the flat form, reports read it, and the hash
@@ -48,7 +48,7 @@ def _cached_until_a_table_changes(function: Callable[[], ResultT]) -> Callable[[
 
     @wraps(function)
     def cached() -> ResultT:
-        versions = tuple(table.version for table in (FAMILY, REFERENCE_LOSSES, SAMPLERS, BACKBONES, computations()))
+        versions = tuple(table.version for table in (FAMILY, REFERENCE_LOSSES, SAMPLERS, BACKBONES, COMPUTATIONS))
         if not cache or cache[-1][0] != versions:
             cache[:] = [(versions, function())]
         return cache[-1][1]
@@ -130,7 +130,7 @@ def _fixed_options() -> Iterator[Option]:
     """The options that every run has: the fields of the groups."""
     # What replaces `{}` in a description.
     names: dict[str, Iterable[str]] = {"backbone": BACKBONES, "loss": REFERENCE_LOSSES, "sampler": SAMPLERS}
-    choices = {"solver": tuple(solver_names()), "computation": tuple(computations())}
+    choices = {"solver": tuple(solver_names()), "computation": computation_names()}
     for group, kind in ALL_GROUPS.items():
         for key, field in kind.model_fields.items():
             name = flat_name(group, key)
@@ -196,8 +196,8 @@ def _make_rules() -> Iterator[Rule]:
     yield from _rules_of(declared["training"], "solver")
     gradient_options = ("lr", "weight_decay", "batch_size", "batches", "chunk", "accumulate", "clip", "bf16")
     yield (*gradient_options, "label_smoothing"), "solver", (GRADIENT,)
-    others = [computation for computation in computations().values() if computation.name != USUAL]
-    yield ("computation",), "loss", _names(m for m in members if any(other.takes(m) for other in others))
+    # Which members a computation takes is not asked here: that would import the packages of all computations.
+    yield ("computation",), "loss", _names(m for m in members if m.kind == "exact")
 
 
 def _rules_of(declared: Declared, chooser: str) -> Iterator[Rule]:
