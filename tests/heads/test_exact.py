@@ -1,9 +1,8 @@
-"""Exact heads against the plain losses on the table of scores: value and every gradient."""
+"""Exact heads against the plain losses on the table of scores: value and every gradient, for all options and shapes."""
 
 from __future__ import annotations
 
 import itertools
-import math
 
 import pytest
 import torch
@@ -286,117 +285,3 @@ def test_gradients_by_differences(case: Case) -> None:
 
     for loss in (rows, mean):
         assert torch.autograd.gradcheck(loss, [part.requires_grad_() for part in parts], fast_mode=True)
-
-
-# Numerics ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("offset", [1e4, -1e4])
-@pytest.mark.parametrize("case", CASES)
-def test_an_offset_of_the_scores_costs_no_digits(case: Case, offset: float) -> None:
-    problem = make_problem(40, num_classes=301, regime="near")
-    assert problem.linear_bias is not None
-    shifted = Problem(problem.input, problem.linear_weight, problem.linear_bias + offset)
-    assert torch.equal(shifted.scores(), shifted.scores().float().double())
-    for kind, label_smoothing in itertools.product(("ids", "bool rows"), (0.0, 0.25)):
-        if case.takes(kind, label_smoothing):
-            target = make_target(kind, 40, num_classes=301)
-            for reduction in ("none", "mean"):
-                options = {"label_smoothing": label_smoothing, "reduction": reduction}
-                compare(case, shifted, target, dtype=torch.float32, **options)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_an_offset_from_the_queries_costs_no_digits(case: Case) -> None:
-    """The gradient in the queries has a sum of 301 terms of size 100 that cancel, so only the value is compared."""
-    problem = make_problem(12, num_classes=301, regime="near", bias=False)
-    problem.input[:, 0], problem.linear_weight[:, 0] = 100, 100
-    narrow = Problem(problem.input.float(), problem.linear_weight.float())
-    for kind, label_smoothing in itertools.product(("ids", "bool rows"), (0.0, 0.25)):
-        if case.takes(kind, label_smoothing):
-            target = make_target(kind, 12, num_classes=301)
-            options = {"label_smoothing": label_smoothing, "reduction": "none"}
-            agree([case.head(narrow, target, **options)], [case.plain(problem, target, **options)], 1e-5)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", CASES)
-def test_positives_without_any_probability(case: Case, dtype: torch.dtype) -> None:
-    """Some positives have a probability below 1e-30, some below the smallest number of the dtype."""
-    problem = make_problem(12, num_classes=40, regime="thin")
-    problem = Problem(problem.input * (4 if dtype == torch.float32 else 64), problem.linear_weight, problem.linear_bias)
-    for kind, label_smoothing in itertools.product(("ids", "padded ids", "bool rows"), (0.0, 0.25)):
-        if case.takes(kind, label_smoothing):
-            target = make_target(kind, 12, num_classes=40)
-            compare(case, problem, target, dtype=dtype, label_smoothing=label_smoothing)
-    smallest = math.log(torch.finfo(dtype).smallest_normal) - 40  # below it are denormal numbers, then none
-    assert (problem.scores().log_softmax(-1).amin(1) < smallest).all()
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_masked_classes_get_no_gradient(case: Case) -> None:
-    problem = make_problem(12, num_classes=60, masked=True).leaves(torch.float32)
-    for kind in KINDS:
-        if case.takes(kind):
-            label_smoothing = 0.25 if case.member.takes.smoothing else 0.0
-            target = make_target(kind, 12, num_classes=60)
-            results = value_and_gradients(case.head, problem, target, label_smoothing=label_smoothing)
-            assert (results[2][3::5] == 0).all()
-            assert (results[3][3::5] == 0).all()
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_where_values_cannot_be_looked_at(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a device whose values the host does not wait for: nothing is checked, and everything else is the same."""
-    for module in ("engine.linear", "engine.row_target", "members.rg.kernel"):
-        monkeypatch.setattr(f"manymax.{module}.visible", lambda *_: False, raising=False)
-    problem = make_problem(12, num_classes=60, masked=True)
-    label_smoothing = 0.25 if case.member.takes.smoothing else 0.0
-    for kind, multilabel in itertools.product(KINDS, ("sum", "normalized")):
-        if case.takes(kind):
-            target = make_target(kind, 12, num_classes=60)
-            compare(case, problem, target, multilabel=multilabel, label_smoothing=label_smoothing)
-
-
-# Scores that are refused -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-@pytest.mark.parametrize("case", CASES)
-def test_nan_and_infinite_scores_are_refused(case: Case, reduction: str) -> None:
-    """In rows that count and in rows that do not, as by the plain loss."""
-    for value, label in itertools.product((torch.nan, torch.inf), (3, -100)):
-        problem = make_problem(8, num_classes=40)
-        problem.input[5, 0] = value
-        target = make_target("ids", 8, num_classes=40)
-        target[5] = label
-        for loss in (case.plain, case.head):
-            with pytest.raises(manymax.ArgumentError, match=r"must not hold (nan|\+inf)"):
-                loss(problem, target, reduction=reduction)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("case", CASES)
-def test_masked_positives_are_refused(case: Case, kind: str) -> None:
-    if not case.takes(kind):
-        pytest.skip("the plain loss takes no such target")
-    problem = make_problem(8, num_classes=40)
-    assert problem.linear_bias is not None
-    target = make_target(kind, 8, num_classes=40)
-    listed = (
-        [int(i) for i in target[target != -100].flatten()[:1]] if "ids" in kind else target[0].nonzero()[0].tolist()
-    )
-    problem.linear_bias[listed] = -torch.inf
-    for reduction in ("mean", "none"):
-        with pytest.raises(manymax.ArgumentError, match="masked class cannot be a positive"):
-            case.head(problem, target, reduction=reduction)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_a_mask_on_every_class_is_refused(case: Case) -> None:
-    problem = make_problem(8, num_classes=40)
-    masked = Problem(problem.input, problem.linear_weight, torch.full((40,), -torch.inf, dtype=torch.float64))
-    for target in (make_target("ids", 8, num_classes=40), torch.full((8,), -100)):
-        for loss in (case.plain, case.head):
-            with pytest.raises(manymax.ArgumentError, match="masked"):
-                loss(masked, target)
