@@ -1,6 +1,6 @@
-"""Imports point downward, and the library needs torch alone.
+"""Each part of the package imports only parts below it, and the library needs nothing but torch.
 
-The import statements are read, not run: those inside of functions and under TYPE_CHECKING count too.
+Import statements are read from the source, not run: those inside functions and under TYPE_CHECKING count too.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src"
 
+# The parts that make up the library; the others (study, paper, cli) are applications of it.
 LIBRARY = {
     "errors",
     "table",
@@ -32,7 +33,8 @@ LIBRARY = {
     "advisor",
 }
 
-# What each part may import of ours, besides itself and what `BESIDES` names. The most specific row counts.
+# {part: the parts of this package that it may import, besides itself and those in `FOR_ALL`}. For a module the row
+# with the longest matching name counts: `study.data.split` has the row of `study.data`.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "table": set(),
@@ -65,17 +67,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "": LIBRARY,  # manymax/__init__.py: the public names
     "__main__": {"cli"},
 }
-BESIDES = {"errors", "table", "settings"}
+FOR_ALL = {"errors", "table", "settings"}
 
 # The commands that speak of the paper; `report` hands the page of a study its sections on it.
 PAPER_COMMANDS = {"cli.theory", "cli.reproduction", "cli.report"}
 
-# Members that others may name as a special case of theirs, or they of it.
+# Members that other members may import, because one is a special case of the other.
 SPECIAL_CASES = {"softmax", "entmax"}
 
 
 def parse(source: Path) -> dict[str, ast.Module]:
-    """{dotted name below the package: syntax tree}; the package itself is ''."""
+    """{dotted name of a module below the package: its syntax tree}; the package itself has the name ''."""
     package = source / "manymax"
     trees = {}
     for path in sorted(package.rglob("*.py")):
@@ -85,7 +87,7 @@ def parse(source: Path) -> dict[str, ast.Module]:
 
 
 def imported(tree: ast.Module, modules: set[str]) -> Iterator[str]:
-    """Absolute names of imported modules; `from a import b` is a.b where that is a module, else a."""
+    """Absolute names of the imported modules; `from a import b` imports a.b if that is a module, otherwise a."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -97,13 +99,13 @@ def imported(tree: ast.Module, modules: set[str]) -> Iterator[str]:
 
 
 def ours(tree: ast.Module, modules: set[str]) -> set[str]:
-    """The imported modules of the package, named below it."""
+    """The modules of this package that are imported, by their names below the package."""
     names = imported(tree, modules)
     return {name.partition(".")[2] for name in names if name.partition(".")[0] == "manymax"}
 
 
 def part(module: str) -> str:
-    """The row of the table that speaks for a module: its longest prefix there."""
+    """The row of MAY_IMPORT that holds for a module: the longest prefix of its name that has a row."""
     prefixes = [module.rsplit(".", cut)[0] for cut in range(module.count(".") + 1)]
     rows = [prefix for prefix in prefixes if prefix in MAY_IMPORT]
     assert rows, f"{module} belongs to no row of MAY_IMPORT: say there what it may import"
@@ -111,14 +113,15 @@ def part(module: str) -> str:
 
 
 def below(module: str, row: str) -> bool:
+    """Whether a module is the part `row` or inside it."""
     return module == row or (row != "" and module.startswith(f"{row}."))
 
 
 def wrong_direction(trees: dict[str, ast.Module]) -> list[str]:
-    """'a imports b' for every import of ours that the table does not allow."""
+    """'a imports b' for every import inside the package that MAY_IMPORT does not allow."""
     found = []
     for module, tree in trees.items():
-        allowed = MAY_IMPORT[part(module)] | BESIDES | {part(module)}
+        allowed = MAY_IMPORT[part(module)] | FOR_ALL | {part(module)}
         for name in sorted(ours(tree, set(trees))):
             if not any(below(name, row) for row in allowed):
                 found.append(f"{module} imports {name or 'manymax'}")
@@ -126,7 +129,7 @@ def wrong_direction(trees: dict[str, ast.Module]) -> list[str]:
 
 
 def foreign(trees: dict[str, ast.Module]) -> list[str]:
-    """'a imports b' for every import of the library that is not torch, the standard library or ours."""
+    """'a imports b' for every import in the library of anything but torch, the standard library and the package."""
     known = {"manymax", "torch", *sys.stdlib_module_names}
     return [
         f"{module} imports {name}"
@@ -138,7 +141,7 @@ def foreign(trees: dict[str, ast.Module]) -> list[str]:
 
 
 def entangled(trees: dict[str, ast.Module]) -> list[str]:
-    """'a imports b' for every module of a member that imports the table, or a member that is no special case."""
+    """'a imports b' for every module of a member that imports FAMILY, or a member that is no special case."""
     found = []
     for module, tree in trees.items():
         if not module.startswith("members."):
@@ -152,7 +155,7 @@ def entangled(trees: dict[str, ast.Module]) -> list[str]:
 
 
 def knows_the_paper(trees: dict[str, ast.Module]) -> list[str]:
-    """'a imports b' or 'a names b' for every module that knows `paper`, neither of it nor one of its commands."""
+    """'a imports b' or 'a names b' for every module that knows `paper`, those of `paper` and its commands aside."""
     found = []
     for module, tree in trees.items():
         if below(module, "paper") or module in PAPER_COMMANDS:
@@ -196,7 +199,7 @@ def test_every_part_imports_only_what_lies_below_it() -> None:
     assert wrong_direction(TREES) == []
 
 
-def test_the_library_imports_torch_and_the_standard_library_alone() -> None:
+def test_the_library_imports_nothing_but_torch_and_the_standard_library() -> None:
     assert foreign(TREES) == []
 
 
@@ -225,7 +228,7 @@ def test_neither_a_study_nor_the_command_line_loads_the_paper() -> None:
     assert [name for name in loaded if name.startswith("manymax.paper")] == []
 
 
-def test_no_module_imports_itself_through_others() -> None:
+def test_there_are_no_import_cycles() -> None:
     graph = {module: ours(tree, set(TREES)) - {module} for module, tree in TREES.items()}
     tuple(graphlib.TopologicalSorter(graph).static_order())  # raises on a cycle
 

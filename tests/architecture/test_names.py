@@ -1,9 +1,9 @@
-"""No member is named outside of its own folder: other rooms read the fields of its record.
+"""No member is named outside its own folder: the rest of the package reads the fields of its entry in FAMILY.
 
-The source is read by its syntax, not by its letters. Checked are identifiers (names of variables, functions, classes,
-arguments and keyword arguments), imported names and modules, attributes, and string literals that are no docstrings.
-All are split into words, at underscores, at capitals and at whatever is no letter, so that a member's name counts as
-whole words only: "once" does not name nce. What torch calls softmax is torch's.
+The syntax tree of each file is checked: identifiers (names of variables, functions, classes, arguments and keyword
+arguments), imported names and modules, attributes, and string literals except docstrings. All are split into words, at
+underscores, at capitals and at characters that are no letters, and a member is named only by whole words: "once" does
+not name nce. Names that belong to torch, such as `torch.softmax`, are allowed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from manymax.members import FAMILY, REFERENCE_LOSSES
 
 PACKAGE = Path(__file__).parents[2] / "src" / "manymax"
 
-# Rooms that may name members: those of the paper speak of its losses, and the table lists its rows.
+# Files that may name members: `paper` speaks of the paper's losses, and `FAMILY` lists its rows.
 FREE = ("paper/", "members/__init__.py")
 
 # Members of which one is a special case of the other: entmax is softmax at alpha = 1 and sparsemax at alpha = 2. Their
@@ -39,7 +39,7 @@ Name = tuple[str, ...]
 
 
 def words(text: str) -> list[str]:
-    """The words of an identifier or a text in small letters.
+    """The words of an identifier or a text, in lower case.
 
     >>> words("LinearNCELoss"), words("sampled_softmax-2")
     (['linear', 'nce', 'loss'], ['sampled', 'softmax', '2'])
@@ -48,7 +48,7 @@ def words(text: str) -> list[str]:
 
 
 def names_of_members() -> dict[Name, str]:
-    """{words of a name or an alias: the member's folder}, the longer names first."""
+    """{words of a name, class name or alias: name of the member}, longer names first."""
     rows = [*FAMILY.values(), *REFERENCE_LOSSES.values()]
     found = {tuple(words(name)): row.name for row in rows for name in (row.name, row.class_name, *row.aliases)}
     return dict(sorted(found.items(), key=lambda pair: -len(pair[0])))
@@ -58,26 +58,26 @@ MEMBERS = names_of_members()
 
 
 def named(text: str) -> set[str]:
-    """The members that a text names; `sampled_softmax` is one of them and not softmax as well."""
-    left, found = words(text), set()
+    """The members that a text names. Longer names are matched first: `sampled_softmax` does not also name softmax."""
+    remaining, found = words(text), set()
     for name, member in MEMBERS.items():
         size = len(name)
-        for start in range(len(left) - size + 1):
-            if tuple(left[start : start + size]) == name:
+        for start in range(len(remaining) - size + 1):
+            if tuple(remaining[start : start + size]) == name:
                 found.add(member)
-                left[start : start + size] = [""] * size
+                remaining[start : start + size] = [""] * size
     return found
 
 
 def docstrings(tree: ast.Module) -> set[ast.AST]:
-    """The string nodes that document a module, class or function."""
+    """The nodes of all docstrings of a module."""
     holders = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     bodies = [node.body for node in ast.walk(tree) if isinstance(node, holders) and node.body]
     return {body[0].value for body in bodies if isinstance(body[0], ast.Expr)}
 
 
 def imports(tree: ast.Module) -> tuple[set[str], set[str]]:
-    """Names in the file that come from elsewhere, and names that come from this package."""
+    """Names that a file imports from other packages, and names that it imports from this one."""
     foreign: set[str] = set()
     ours: set[str] = set()
     for node in ast.walk(tree):
@@ -92,14 +92,14 @@ def imports(tree: ast.Module) -> tuple[set[str], set[str]]:
 
 
 def root(node: ast.expr) -> str | None:
-    """The name that a chain of attributes begins with: `a` of a.b.c; None where it begins with something else."""
+    """The name at the start of a chain of attributes: `a` of a.b.c; None if it starts with another expression."""
     while isinstance(node, ast.Attribute):
         node = node.value
     return node.id if isinstance(node, ast.Name) else None
 
 
 def texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """(line, text) of everything in a file that could name a member."""
+    """(line, text) of every identifier and string in a file that could name a member."""
     prose, (foreign, ours) = docstrings(tree), imports(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant):
@@ -134,7 +134,7 @@ def texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def allowed(path: str) -> set[str]:
-    """The members that a file may name: its own, those whose name is part of its own, and special cases of it."""
+    """The members that a file may name: its own, those whose name is a part of its own, and special cases of it."""
     parts = path.split("/")
     if parts[0] != "members" or len(parts) < 3:
         return set()
@@ -143,7 +143,7 @@ def allowed(path: str) -> set[str]:
     return within | (SPECIAL_CASES if own in SPECIAL_CASES else set())
 
 
-def strangers(path: str, source: str) -> list[str]:
+def wrongly_named(path: str, source: str) -> list[str]:
     """'path:line names member' for every member that a file names and may not."""
     if path.startswith(FREE):
         return []
@@ -154,15 +154,15 @@ def strangers(path: str, source: str) -> list[str]:
 FILES = {path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
 
 
-def test_no_member_is_named_outside_of_its_folder() -> None:
+def test_no_member_is_named_outside_its_folder() -> None:
     checked = {path: source for path, source in FILES.items() if path not in EXEMPT}
-    assert [complaint for path, source in sorted(checked.items()) for complaint in strangers(path, source)] == []
+    assert [complaint for path, source in sorted(checked.items()) for complaint in wrongly_named(path, source)] == []
 
 
 def test_exemptions_are_few_and_needed() -> None:
     assert len(EXEMPT) <= 8
     assert all(EXEMPT.values())
-    assert [path for path in EXEMPT if not strangers(path, FILES[path])] == []
+    assert [path for path in EXEMPT if not wrongly_named(path, FILES[path])] == []
 
 
 @pytest.mark.parametrize(
@@ -190,9 +190,9 @@ def test_exemptions_are_few_and_needed() -> None:
         ("import torch as entmax", "entmax"),
     ],
 )
-def test_a_name_is_found(source: str, member: str) -> None:
+def test_a_name_outside_its_folder_is_found(source: str, member: str) -> None:
     line = source.count("\n") + 1
-    assert strangers("theory/new.py", source) == [f"theory/new.py:{line} names {member}"]
+    assert wrongly_named("theory/new.py", source) == [f"theory/new.py:{line} names {member}"]
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_a_name_is_found(source: str, member: str) -> None:
     ],
 )
 def test_what_only_looks_like_a_name_is_not(source: str) -> None:
-    assert strangers("theory/new.py", source) == []
+    assert wrongly_named("theory/new.py", source) == []
 
 
 @pytest.mark.parametrize(
@@ -228,4 +228,4 @@ def test_what_only_looks_like_a_name_is_not(source: str) -> None:
     ],
 )
 def test_a_folder_may_name_its_own_member(path: str, source: str, members: list[str]) -> None:
-    assert strangers(path, source) == [f"{path}:1 names {member}" for member in members]
+    assert wrongly_named(path, source) == [f"{path}:1 names {member}" for member in members]
