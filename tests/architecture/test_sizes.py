@@ -25,7 +25,6 @@ STILL_LONG: set[str] = {
     "tests/ops/test_tree.py",
     "tests/samplers/test_sampler_contract.py",
     "tests/study/data/test_sources.py",
-    "tests/theory/test_bias_variance.py",
     "benchmarks/heads.py",
 }
 # "path: function" of functions that are still too long.

@@ -1,4 +1,4 @@
-"""Losses against Bregman divergences, and what the theorem on weak order leaves out."""
+"""Losses against Bregman divergences, and the condition that the theorem on weak order preservation needs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PAIRS = [
     if member.foundation
     for setting in member.examples
 ]
-LEGENDRE = {"softmax", "rg"}  # on the simplex, and on the hyperplane that it lies in
+LEGENDRE = {"softmax", "rg"}  # softmax on the simplex, RG on the hyperplane around it
 
 
 def normal(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
@@ -37,14 +37,14 @@ def normal(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
 
 
 def targets(rows: int, num_classes: int) -> Tensor:
-    """Vertices, and points of the simplex."""
+    """Targets (rows, C): corners of the simplex, and points inside it."""
     vertices = torch.eye(num_classes, dtype=torch.float64)[torch.arange(rows // 2) % num_classes]
     return torch.cat([vertices, torch.softmax(normal(rows - rows // 2, num_classes, seed=9, scale=2), -1)])
 
 
 @pytest.mark.parametrize(("member", "setting"), PAIRS)
 @pytest.mark.parametrize("scale", [0.3, 3.0])
-def test_the_gap_is_its_formula(member: Member, setting: dict, scale: float) -> None:
+def test_the_gap_equals_its_formula(member: Member, setting: dict, scale: float) -> None:
     pair, scores, target = member.fenchel_young(**setting), normal(80, 5, scale=scale), targets(80, 5)
     gap = bregman_gap(pair, scores, target)
     torch.testing.assert_close(gap, threshold_gap(pair, scores, target), atol=1e-12, rtol=1e-10)
@@ -74,7 +74,7 @@ def test_gradient_is_map_minus_target(member: Member, setting: dict) -> None:
     assert gradient_residual(member.fenchel_young(**setting), normal(50, 6, scale=2)).max() < 1e-12
 
 
-def test_a_map_with_a_foreign_omega_is_found_out() -> None:
+def test_a_map_with_the_omega_of_another_has_a_residual() -> None:
     mixed = FenchelYoung(FAMILY["softmax"].fenchel_young().map, FAMILY["sparsemax"].fenchel_young().omega)
     assert gradient_residual(mixed, normal(10, 4)).max() > 0.05
 
@@ -92,7 +92,7 @@ def test_a_map_has_a_potential_exactly_if_its_loss_is_fenchel_young() -> None:
 
 
 def tied_risk(pair: FenchelYoung, probs: Tensor, first: int, second: int) -> float:
-    """The smallest loss with target p over scores of which two are equal, by a search that knows no formula."""
+    """The smallest loss with target p over scores of which two are equal, by a numerical search."""
     kept = [i for i in range(len(probs)) if i != second]
 
     def risk(free: list[float]) -> float:
@@ -116,11 +116,11 @@ def test_a_tie_costs_what_the_formula_says(member: Member, setting: dict) -> Non
 
 
 @pytest.mark.parametrize(("member", "setting"), PAIRS)
-def test_strictly_convex_members_meet_the_theorem(member: Member, setting: dict) -> None:
+def test_the_theorem_holds_for_strictly_convex_members(member: Member, setting: dict) -> None:
     assert wop_suffices(member.fenchel_young(**setting).omega).holds
 
 
-def test_omega_0_is_weakly_ordered_and_not_calibrated() -> None:
+def test_omega_0_preserves_order_weakly_and_is_not_calibrated() -> None:
     pair, probs = argmax_pair(), torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     assert order_preservation_of(pair.map).kind == "weak"
     finding = wop_suffices(pair.omega)
@@ -136,7 +136,7 @@ def test_omega_0_is_weakly_ordered_and_not_calibrated() -> None:
 
 
 def test_an_omega_that_is_flat_in_places_is_noticed() -> None:
-    """max(p) is convex and moves with the largest probability alone: ties of the others are free."""
+    """Omega = max(p) is convex but depends on the largest probability alone: ties of the others cost nothing."""
     assert not wop_suffices(lambda p: p.amax(-1)).holds
 
 

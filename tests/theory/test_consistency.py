@@ -1,4 +1,4 @@
-"""Risks, minimisers and metrics against their definitions; who is consistent with what."""
+"""Metrics, risks and their minimisers against definitions; which members are consistent with which metrics."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ from manymax.theory.risk import (
     search_minimisers,
 )
 
+# (member, setting) of every member with each of its example settings.
 CASES = [
     pytest.param(member, setting, id=f"{member.name}-{setting}")
     for member in FAMILY.values()
@@ -49,6 +50,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def laws(count: int, num_classes: int, **kind: Any) -> list[LabelLaw]:
+    """Random laws, the same at every call; `kind` are arguments of `random_law`."""
     generator = torch.Generator().manual_seed(num_classes)
     return [random_law(num_classes, generator, **kind) for _ in range(count)]
 
@@ -57,6 +59,7 @@ def laws(count: int, num_classes: int, **kind: Any) -> list[LabelLaw]:
 
 
 def metric_by_hand(ranking: tuple[int, ...], positives: set[int], metric: str, cutoff: int) -> float:
+    """The metric of one ranking for one label set, by definition."""
     hits = [item in positives for item in ranking[:cutoff]]
     if not positives:
         return 0.0
@@ -70,7 +73,7 @@ def metric_by_hand(ranking: tuple[int, ...], positives: set[int], metric: str, c
 
 
 def worst_by_hand(scores: Tensor, law: LabelLaw, metric: str, cutoff: int) -> float:
-    """Over all rankings that the scores allow, the smallest expected metric."""
+    """The smallest expected metric of all rankings that sort by the scores."""
     values = []
     for ranking in itertools.permutations(range(len(scores))):
         if any(scores[b] > scores[a] for a, b in itertools.pairwise(ranking)):
@@ -83,7 +86,7 @@ def worst_by_hand(scores: Tensor, law: LabelLaw, metric: str, cutoff: int) -> fl
 
 @pytest.mark.parametrize("metric", CONSISTENCY_METRICS)
 @pytest.mark.parametrize("cutoff", [1, 2, 4])
-def test_metrics_are_their_definitions(metric: str, cutoff: int) -> None:
+def test_expected_metrics_equal_their_definitions(metric: str, cutoff: int) -> None:
     for law in [*laws(4, 4, labels="multi", ties=True, zeros=True), *laws(2, 4)]:
         for scores in (normal(4), torch.tensor([1.0, 0.0, 1.0, 0.0]), torch.zeros(4)):
             expected = worst_by_hand(scores, law, metric, cutoff)
@@ -97,7 +100,7 @@ def test_an_empty_set_gains_nothing() -> None:
     assert [law.gains(metric).tolist() for metric in CONSISTENCY_METRICS] == [[0.5, 0.0]] * 4
 
 
-def test_minus_infinity_ties_with_itself() -> None:
+def test_scores_of_minus_infinity_are_tied() -> None:
     law = LabelLaw.single(torch.tensor([1.0, 0.0, 0.0]))
     assert regret(torch.tensor([0.0, -torch.inf, -torch.inf]), law, "dcg") == 0
     assert regret(torch.tensor([-torch.inf, 0.0, -torch.inf]), law, "recall", 1) == 1
@@ -109,7 +112,7 @@ def test_minus_infinity_ties_with_itself() -> None:
 @pytest.mark.parametrize(("member", "setting"), ALL_SCORES)
 @pytest.mark.parametrize("multilabel", ["sum", "normalized"])
 def test_the_risk_of_label_sets_is_linear_in_single_labels(member: Member, setting: dict, multilabel: str) -> None:
-    """The mean loss over the sets and the risk of its class weights differ by a number free of the scores."""
+    """Mean loss over the label sets minus risk of the class weights does not depend on the scores."""
     for law in laws(3, 4, labels="multi"):
         scores = normal(6, 4, seed=5)
         mean = torch.zeros(6, dtype=torch.float64)
@@ -121,8 +124,7 @@ def test_the_risk_of_label_sets_is_linear_in_single_labels(member: Member, setti
 
 
 @pytest.mark.parametrize(("member", "setting"), [c for c in CASES if c.values[0].kind == "sampled"])
-def test_every_sample_is_counted(member: Member, setting: dict) -> None:
-    """All C^k ordered samples, one by one."""
+def test_the_risk_of_a_sampled_member_is_the_mean_over_all_ordered_samples(member: Member, setting: dict) -> None:
     scores, k = normal(3), 3
     expected = 0.0
     for label, *ids in itertools.product(range(3), repeat=k + 1):
@@ -138,7 +140,7 @@ def test_every_sample_is_counted(member: Member, setting: dict) -> None:
     torch.testing.assert_close(rows, found.expand(2, 5))
 
 
-def test_samples_have_the_right_chances() -> None:
+def test_samples_have_multinomial_probabilities() -> None:
     ids, chances = all_samples(LOG_Q, 4)
     assert len(ids) == math.comb(6, 4)
     assert float(chances.sum()) == pytest.approx(1, abs=1e-12)
@@ -152,7 +154,7 @@ def test_the_risk_of_a_tree() -> None:
     tree, nodes = HuffmanTree([1, 1, 2]), torch.tensor([[0.3, -1.0]], dtype=torch.float64)
     sigma = torch.sigmoid(nodes[0])
     probs = [torch.ones(()).double() for _ in range(3)]
-    for label in range(3):  # by the definition, along each path
+    for label in range(3):  # by the definition: the sum of the decisions along the path of the label
         for edge in tree.paths(torch.tensor(label)).tolist():
             if edge < tree.num_edges:
                 node = int(tree.edge_node[edge])
@@ -168,13 +170,14 @@ def test_the_risk_of_a_tree() -> None:
 
 
 def risk_at(member: Member, scores: Tensor, weights: Tensor, **options: Any) -> Tensor:
+    """The conditional risk, with the proposal LOG_Q for a sampled member."""
     if member.kind == "sampled":
         options |= {"log_q": LOG_Q, "num_negatives": 2}
     return conditional_risk(member, scores, weights, **options)
 
 
 @pytest.mark.parametrize(("member", "setting"), [c for c in CASES if c.values[0].kind != "tree"])
-def test_nothing_near_or_far_is_lower(member: Member, setting: dict) -> None:
+def test_no_other_scores_have_a_lower_risk(member: Member, setting: dict) -> None:
     found = minimisers(member, LAW, log_q=LOG_Q, **setting)
     lowest = risk_at(member, found.scores, LAW, **setting)
     assert (lowest - lowest[0]).abs().max() < 1e-9
@@ -198,14 +201,14 @@ def test_closed_forms_are_what_a_search_finds(member: Member, setting: dict) -> 
     torch.testing.assert_close(searched.scores, found.scores, atol=1e-5, rtol=0)
 
 
-def test_the_log_partition_of_nce_lifts_its_scores() -> None:
+def test_the_closed_form_of_nce_with_an_assumed_log_partition() -> None:
     options: dict[str, Any] = {"log_q": LOG_Q, "num_negatives": 3, "log_z": 2.0}
     found, searched = (find(FAMILY["nce"], LAW, **options) for find in (minimisers, search_minimisers))
     assert (found.how, searched.how) == ("closed form", "search")
     torch.testing.assert_close(searched.scores, found.scores, atol=1e-5, rtol=0)
 
 
-def test_masking_hits_moves_sampled_softmax_off_log_p() -> None:
+def test_masked_hits_move_the_minimiser_of_sampled_softmax_away_from_log_p() -> None:
     p, log_q = torch.tensor([0.4, 0.32, 0.28]).double(), torch.tensor([0.1, 0.2, 0.7]).double().log()
     for k, exact in ((1, True), (2, False)):
         found = minimisers(FAMILY["sampled_softmax"], p, log_q=log_q, num_negatives=k, hit_policy="mask")
@@ -214,7 +217,7 @@ def test_masking_hits_moves_sampled_softmax_off_log_p() -> None:
 
 
 @pytest.mark.parametrize("order", [2, 4])
-def test_both_branches_of_taylor_softmax(order: int) -> None:
+def test_both_branches_of_taylor_softmax_are_minimisers(order: int) -> None:
     member = FAMILY["taylor_softmax"]
     branches = taylor_branches(LAW, order)
     assert member.map is not None
@@ -247,7 +250,7 @@ def test_rankmax_levels_are_the_best_whole_numbers(num_classes: int) -> None:
         assert float(found) == pytest.approx(float(risks.min()), abs=1e-12)
 
 
-def test_nothing_between_whole_numbers_is_lower() -> None:
+def test_no_scores_between_whole_numbers_have_a_lower_rankmax_risk() -> None:
     for law in laws(5, 4):
         lowest = conditional_risk(FAMILY["rankmax"], rankmax_levels(law.probs), law.probs)
         ends = torch.stack([descend_risk(FAMILY["rankmax"], start, law.probs, {}) for start in 2 * normal(2, 4)])
@@ -256,22 +259,22 @@ def test_nothing_between_whole_numbers_is_lower() -> None:
 
 
 def test_rankmax_ties_the_top_from_34_classes_on() -> None:
-    def top(num_classes: int) -> Tensor:
+    def classes_per_level(num_classes: int) -> Tensor:
         even = torch.linspace(1 + 1e-6, 1, num_classes, dtype=torch.float64)
         return (-rankmax_levels(even / even.sum())).long().bincount()
 
-    assert all(int(top(C)[0]) == 1 for C in range(2, 34))
-    assert top(34).tolist() == [2, 12, 20]
+    assert all(int(classes_per_level(C)[0]) == 1 for C in range(2, 34))
+    assert classes_per_level(34).tolist() == [2, 12, 20]
     ahead = torch.linspace(1 + 1e-6, 1, 60, dtype=torch.float64)
     ahead[0] = 1.2
     assert int((rankmax_levels(ahead / ahead.sum()) == 0).sum()) > 1
 
 
-def test_rankmax_never_inverts_and_often_ties() -> None:
+def test_rankmax_never_inverts_classes_and_often_ties_them() -> None:
     tied = 0
     for law in laws(200, 4):
-        order = law.probs.argsort(descending=True)
-        steps = rankmax_levels(law.probs)[order].diff()
+        by_probability = law.probs.argsort(descending=True)
+        steps = rankmax_levels(law.probs)[by_probability].diff()
         assert (steps <= 0).all()
         tied += bool((steps == 0).any())
     assert abs(tied / 200 - 0.73) < 4 * math.sqrt(0.73 * 0.27 / 200)
@@ -280,12 +283,13 @@ def test_rankmax_never_inverts_and_often_ties() -> None:
 # Consistency --------------------------------------------------------------------------------------
 
 CONSISTENT = ("softmax", "sparsemax", "entmax", "sampled_softmax", "nce", "hierarchical_softmax", "rg")
+# (multi-label form, metric) that are consistent with several labels.
 MULTI_LABEL = {("sum", "precision"), ("sum", "dcg"), ("normalized", "recall")}
 
 
 @pytest.mark.parametrize("name", FAMILY)
 @pytest.mark.parametrize("metric", CONSISTENCY_METRICS)
-def test_one_label(name: str, metric: str) -> None:
+def test_consistency_with_one_label_is_what_the_facts_state(name: str, metric: str) -> None:
     member = FAMILY[name]
     assert consistency(member, metric, trials=30).holds == member.facts.calibrated.value == (name in CONSISTENT)
 
@@ -293,20 +297,20 @@ def test_one_label(name: str, metric: str) -> None:
 @pytest.mark.parametrize("name", CONSISTENT)
 @pytest.mark.parametrize("multilabel", ["sum", "normalized"])
 @pytest.mark.parametrize("metric", CONSISTENCY_METRICS)
-def test_several_labels(name: str, multilabel: str, metric: str) -> None:
+def test_consistency_with_several_labels(name: str, multilabel: str, metric: str) -> None:
     found = consistency(FAMILY[name], metric, labels="multi", multilabel=multilabel, trials=25)
     assert found.holds == ((multilabel, metric) in MULTI_LABEL)
 
 
 @pytest.mark.parametrize("correction", ["logq", "none", "partition"])
-def test_a_uniform_proposal_keeps_every_order(correction: str) -> None:
+def test_sampled_softmax_is_consistent_under_a_uniform_proposal_whatever_its_correction(correction: str) -> None:
     member = FAMILY["sampled_softmax"]
     assert consistency(member, "dcg", num_classes=3, trials=6, uniform=True, correction=correction).holds
     skewed = consistency(member, "dcg", num_classes=3, trials=6, correction=correction)
     assert skewed.holds == (correction == "logq")
 
 
-def test_a_counter_example_is_one() -> None:
+def test_the_counter_example_has_the_stated_regret() -> None:
     found = consistency(FAMILY["rankmax"], "recall")
     assert not found.holds
     assert found.regret == pytest.approx(regret(found.scores, found.law, "recall", found.cutoff))
@@ -314,7 +318,7 @@ def test_a_counter_example_is_one() -> None:
     torch.testing.assert_close(again, found.scores)
 
 
-def test_random_laws_have_what_they_should() -> None:
+def test_random_laws_have_ties_and_zeros_only_where_asked() -> None:
     tied = laws(60, 4, ties=True, zeros=True)
     assert any((law.probs == 0).any() for law in tied)
     assert any(len(law.probs.unique()) < 4 for law in tied)

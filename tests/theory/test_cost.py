@@ -1,4 +1,4 @@
-"""Counts of work against counting by hand, and what a prediction must do whatever the machine."""
+"""Counts of work against counts by hand and by torch, and properties that predictions have on any machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from manymax.ops.tree import HuffmanTree
 from manymax.theory import cost as module
 from manymax.theory.cost import Machine, Shape, Work, cost, measure_machine, predict_seconds
 
-# Orders of magnitude of a processor, all different.
+# Seconds per unit of work, in the orders of magnitude of a processor; all different, so that no two can be swapped.
 MACHINE = Machine(
     flops=1e-11,
     streamed=5e-10,
@@ -36,7 +36,7 @@ SHAPE = Shape(batch=256, num_classes=20_000, dim=32, num_negatives=50)
 
 
 class Products(TorchDispatchMode):
-    """Counts the flops of all matrix products, those into a given tensor too."""
+    """Counts the flops of all matrix products, also of those that write into a given tensor."""
 
     flops = 0
 
@@ -71,11 +71,11 @@ def test_flops_of_shared_negatives_are_those_that_torch_counts() -> None:
             queries, vectors, torch.randint(160, (48,)), sampler, 20, shared=True
         )
         loss.backward()
-    positives = 6 * 48 * 16  # scores of the picked positives come one by one, their gradients are weighted sums
+    positives = 6 * 48 * 16  # one inner product per positive, and two weighted sums for the gradients
     assert cost("ssm", shape).flops == counter.flops + positives
 
 
-def test_a_thin_support_leaves_one_product() -> None:
+def test_with_a_small_support_only_the_scores_need_a_full_product() -> None:
     shape = replace(SHAPE, support=3.0)
     dense, few = cost("entmax", replace(SHAPE, support=SHAPE.num_classes / 2)), cost("entmax", shape)
     table, entries = 256 * 20_000, 256 * (3 + 1)
@@ -105,7 +105,7 @@ def test_parameters_touched() -> None:
     n, c, d, k = SHAPE.batch, SHAPE.num_classes, SHAPE.dim, SHAPE.num_negatives
     assert cost("softmax", SHAPE).parameters == cost("rg", SHAPE).parameters == c * d
     assert cost("ssm", SHAPE).parameters == n * (k + 1) * d
-    assert cost("ssm", replace(SHAPE, num_negatives=c)).parameters == c * d  # no more than there are
+    assert cost("ssm", replace(SHAPE, num_negatives=c)).parameters == c * d  # at most all class vectors
     assert cost("ssm", replace(SHAPE, shared=True)).parameters == (n + k) * d
     assert cost("ssm", replace(SHAPE, num_candidates=60)).parameters == n * (60 + 1) * d
     assert cost("ssm", replace(SHAPE, num_candidates=60, shared=True)).parameters == (n + 60) * d
@@ -125,7 +125,7 @@ def test_blocks_keep_memory_below_full_tables() -> None:
 @pytest.mark.parametrize("way", module.WAYS)
 @settings(max_examples=30)
 @given(data=st.data())
-def test_more_of_anything_costs_no_less(name: str, way: str, data: st.DataObject) -> None:
+def test_a_larger_size_never_costs_less(name: str, way: str, data: st.DataObject) -> None:
     sizes = {
         "batch": data.draw(st.integers(1, 5000)),
         "num_classes": data.draw(st.integers(1, 10**7)),
@@ -137,7 +137,7 @@ def test_more_of_anything_costs_no_less(name: str, way: str, data: st.DataObject
     shape = Shape(**sizes, shared=data.draw(st.booleans()), support=data.draw(st.none() | st.floats(1, 100)))
     larger = data.draw(st.sampled_from(sorted(sizes)))
     if larger == "num_classes" and FAMILY[name].sparse:
-        larger = "dim"  # with more classes the same support may become a thin one, which is computed otherwise
+        larger = "dim"  # more classes may make the support relatively small, and another way of computing cheaper
     more = replace(shape, **{larger: 2 * sizes[larger] + 1})
     now, then = cost(name, shape, way), cost(name, more, way)
     for figure in ("flops", "bytes", "parameters"):
@@ -153,7 +153,7 @@ def test_seconds_are_counts_times_seconds_for_one() -> None:
     assert (work + 2 * work).seconds(MACHINE) == pytest.approx(3 * work.seconds(MACHINE))
 
 
-def test_a_larger_table_is_farther_away() -> None:
+def test_gathers_from_a_larger_table_take_longer() -> None:
     gathered = [gather(rows, 64, 10.0) for rows in (10, 1 << 12, 1 << 15, 1 << 19, 1 << 25)]
     assert [work.near + work.far for work in gathered] == pytest.approx([640.0] * 5)
     far = [work.far for work in gathered]
@@ -162,7 +162,7 @@ def test_a_larger_table_is_farther_away() -> None:
     assert far[3:] == [640, 640]
 
 
-def test_a_machine_is_measured() -> None:
+def test_measured_seconds_are_positive() -> None:
     machine = measure_machine(0.01, dim=8)
     assert all(value > 0 for value in asdict(machine).values())
 

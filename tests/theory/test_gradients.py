@@ -1,4 +1,4 @@
-"""Ties by enumeration, gradients by formula and by hand, and who gets no signal."""
+"""Cost of ties by enumeration, gradients by formulas, and which classes get no gradient."""
 
 from __future__ import annotations
 
@@ -23,20 +23,21 @@ from tests.exact import Case, cases, labels, normal
 ROWS = st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_size=5)
 
 
-def dcg(order: tuple[int, ...], relevant: list[bool], cutoff: int) -> float:
-    return sum(1 / math.log2(i + 2) for i, j in enumerate(order[:cutoff]) if relevant[j])
+def dcg(ranking: tuple[int, ...], relevant: list[bool], cutoff: int) -> float:
+    """DCG of one ranking, by definition."""
+    return sum(1 / math.log2(i + 2) for i, j in enumerate(ranking[:cutoff]) if relevant[j])
 
 
 def rankings(values: list[int]) -> list[tuple[int, ...]]:
-    """Every order of the classes in which the values do not increase."""
-    orders = itertools.permutations(range(len(values)))
-    return [order for order in orders if all(values[a] >= values[b] for a, b in itertools.pairwise(order))]
+    """Every ranking of the classes along which the values do not increase."""
+    candidates = itertools.permutations(range(len(values)))
+    return [each for each in candidates if all(values[a] >= values[b] for a, b in itertools.pairwise(each))]
 
 
 @given(row=ROWS, cutoff=st.integers(1, 5))
-def test_ties_by_all_their_orders(row: list[tuple[int, bool]], cutoff: int) -> None:
+def test_expected_and_best_dcg_over_all_ways_to_break_ties(row: list[tuple[int, bool]], cutoff: int) -> None:
     values, relevant = [value for value, _ in row], [flag for _, flag in row]
-    results = [dcg(order, relevant, cutoff) for order in rankings(values)]
+    results = [dcg(ranking, relevant, cutoff) for ranking in rankings(values)]
     tensors = torch.tensor(values).double(), torch.tensor(relevant)
     assert theory.expected_dcg(*tensors, cutoff).item() == pytest.approx(sum(results) / len(results))
     assert theory.best_dcg(*tensors, cutoff).item() == pytest.approx(max(results))
@@ -60,7 +61,7 @@ def test_sparse_maps_tie_probabilities_and_not_scores(seed: int) -> None:
 
 
 def plain_direction(scores: Tensor, relevant: Tensor) -> Tensor:
-    """The double sum as it is printed, with positions in the place of items where it confuses the two."""
+    """The double sum as the paper prints it, with positions where the paper writes items for positions."""
     order = scores.argsort(descending=True).tolist()
     total = torch.zeros(len(scores)).double()
     for i, j in itertools.product(range(len(order)), repeat=2):
@@ -70,7 +71,7 @@ def plain_direction(scores: Tensor, relevant: Tensor) -> Tensor:
     return total
 
 
-def test_direction_and_alignment_are_the_sums(seed: int) -> None:
+def test_direction_and_alignment_equal_the_printed_sums(seed: int) -> None:
     for _ in range(20):
         scores, relevant = 2 * torch.randn(7).double(), torch.rand(7) < 0.4
         direction = theory.dcg_direction(scores, relevant)
@@ -83,13 +84,13 @@ def test_direction_and_alignment_are_the_sums(seed: int) -> None:
         filled[zeroed] = fill[zeroed]
         torch.testing.assert_close(result.filled, (filled * direction).sum())
         torch.testing.assert_close(result.sparse, ((probs - relevant.double()) * direction).sum())
-        torch.testing.assert_close(result.sparse, result.filled - result.lost)  # an equality, not a bound
+        torch.testing.assert_close(result.sparse, result.filled - result.lost)  # not a bound, as printed
         weights = sum(1 / math.log2(i + 2) for i, j in enumerate(scores.argsort(descending=True)) if relevant[j])
         assert result.lost.item() == pytest.approx(sum(fill[j].item() * weights for j in zeroed))
 
 
 def test_the_direction_of_improvement_would_reverse_the_inequality() -> None:
-    """With d = -gradient, as the text has it, the sparse gradient is the better aligned one."""
+    """With d = -gradient, as the paper's text says, the sparse gradient would be the better aligned one."""
     scores, relevant = torch.tensor([1.0, 3.0, 0.0, -1.0]).double(), torch.tensor([True, False, False, False])
     result = theory.alignment(manymax.sparsemax(scores), scores, relevant, manymax.softmax(scores))
     assert result.lost > 0
@@ -97,8 +98,7 @@ def test_the_direction_of_improvement_would_reverse_the_inequality() -> None:
     assert -result.sparse > -result.filled - result.lost
 
 
-def test_the_direction_descends_towards_relevance() -> None:
-    """A step against d raises the relevant classes, and with it the DCG."""
+def test_a_step_against_the_direction_raises_the_dcg() -> None:
     scores, relevant = torch.tensor([3.0, 2.0, 1.0, 0.0]).double(), torch.tensor([False, False, True, True])
     moved = scores - theory.dcg_direction(scores, relevant)
     assert theory.expected_dcg(moved, relevant) > theory.expected_dcg(scores, relevant)
@@ -133,15 +133,15 @@ def test_negatives_without_signal_are_those_off_the_support() -> None:
     assert not theory.without_signal(theory.gradient(FAMILY["softmax"], scores, target), target).any()
 
 
-def test_a_label_that_is_right_is_not_without_signal() -> None:
-    """All margins met: rankmax's gradient is 0 everywhere, and only the negatives are counted."""
+def test_a_label_with_gradient_0_is_not_counted_as_without_signal() -> None:
+    """Where all margins are met, rankmax's gradient is 0 everywhere; only the negatives are counted."""
     silent = theory.without_signal(
         theory.gradient(FAMILY["rankmax"], torch.tensor([[5.0, 1.0, 0.0]]), torch.tensor([0])), torch.tensor([0])
     )
     assert silent.tolist() == [[False, True, True]]
 
 
-def test_sampled_gradients_of_the_model_s_own_proposal(seed: int) -> None:
+def test_sampled_gradients_with_the_proposal_q_equal_to_p(seed: int) -> None:
     """With q = P the mean gradient is k / (k + 1) times the full one."""
     k, draws = 4, 4000
     probs = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
@@ -155,7 +155,7 @@ def test_sampled_gradients_of_the_model_s_own_proposal(seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["sampled_softmax", "nce"])
-def test_who_is_not_drawn_gets_nothing(name: str, seed: int) -> None:
+def test_classes_that_are_not_drawn_get_no_gradient(name: str, seed: int) -> None:
     scores, target = normal(400, 6), torch.zeros(400, dtype=torch.long)
     log_q = torch.tensor([0.4, 0.3, 0.1, 0.1, 0.05, 0.05]).double().log()
     generator = torch.Generator().manual_seed(seed)
@@ -167,7 +167,7 @@ def test_who_is_not_drawn_gets_nothing(name: str, seed: int) -> None:
     assert ((silent.mean(0) - expected).abs() <= 4 * error).all()
 
 
-def test_order_by_score() -> None:
+def test_a_matrix_is_sorted_by_score() -> None:
     scores = torch.tensor([0.0, 2.0, 1.0])
     matrix = torch.arange(9.0).view(3, 3)
     assert theory.by_score(matrix, scores).tolist() == [[4.0, 5.0, 3.0], [7.0, 8.0, 6.0], [1.0, 2.0, 0.0]]
@@ -176,7 +176,7 @@ def test_order_by_score() -> None:
 
 
 @pytest.mark.parametrize("case", cases())
-def test_the_jacobian_of_the_top_is_a_block_of_the_whole(case: Case) -> None:
+def test_the_jacobian_of_the_highest_scores_is_a_part_of_the_whole(case: Case) -> None:
     scores, label = normal(9), torch.tensor(4)
     whole = theory.by_score(jacobian(case.member, scores, label, method="autograd", **case.setting), scores)
     block = theory.top_jacobian(member_map(case.member, label, **case.setting), scores, 5)

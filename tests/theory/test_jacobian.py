@@ -1,4 +1,4 @@
-"""Jacobians against autograd and differences, norms against singular values, suprema against searches."""
+"""Jacobians against autograd and finite differences, norms against singular values, suprema against searches."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def test_formula_equals_autograd_and_differences(member: Member, setting: dict, 
 
 
 @pytest.mark.parametrize(("member", "setting"), CASES)
-def test_a_masked_class_is_as_good_as_none(member: Member, setting: dict) -> None:
+def test_a_masked_class_adds_a_row_and_a_column_of_zeros(member: Member, setting: dict) -> None:
     scores, target = normal(20, 5), torch.arange(20) % 5
     masked = torch.cat([scores, torch.full((20, 1), -torch.inf, dtype=torch.float64)], -1)
     expected = torch.nn.functional.pad(jacobian(member, scores, target, **setting), (0, 1, 0, 1))
     torch.testing.assert_close(jacobian(member, masked, target, **setting), expected)
-    if member.name != "taylor_softmax":  # no bound is known
+    if member.name != "taylor_softmax":  # no bound of its norm is known
         torch.testing.assert_close(
             norm_bounds(member, masked, target, **setting), norm_bounds(member, scores, target, **setting)
         )
@@ -83,7 +83,7 @@ def test_power_iteration_finds_the_largest_singular_value(member: Member, settin
 
 @pytest.mark.parametrize("alpha", [1.0, 1.3, 2.0])
 def test_large_rows_need_no_square_table(alpha: float) -> None:
-    """A table of C x C would take 20 GB."""
+    """The full Jacobian would take 20 GB."""
     scores = normal(50_000, scale=3.0)
     exact = entmax_norm(manymax.entmax(scores, alpha), alpha)
     found = spectral_norm(lambda s: manymax.entmax(s, alpha), scores, iterations=100)
@@ -147,7 +147,7 @@ def test_the_entmax_bound_is_reached(alpha: float, num_classes: int) -> None:
 
 
 def test_values_of_the_entmax_bound() -> None:
-    """Computed apart with 50 digits, as the first C beyond 2^(alpha - 2) was."""
+    """Values, and the first C whose supremum exceeds 2^(alpha - 2), computed independently with 50 digits."""
     values = {C: supremum(FAMILY["entmax"], C, alpha=1.5) for C in (47, 100, 1000, 3307, 40_981, 63_001)}
     rounded = {C: round(value, 3) for C, value in values.items()}
     assert rounded == {47: 0.707, 100: 0.753, 1000: 0.868, 3307: 0.907, 40_981: 0.958, 63_001: 0.963}
@@ -158,8 +158,8 @@ def test_values_of_the_entmax_bound() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("alpha", "num_classes"), [(1.5, 60), (1.75, 20), (1.2, 5)])
-def test_no_ascent_passes_the_entmax_bound(alpha: float, num_classes: int) -> None:
-    """The norm z'J z over unit vectors z and probabilities p, climbed from random starts."""
+def test_no_gradient_ascent_exceeds_the_entmax_bound(alpha: float, num_classes: int) -> None:
+    """Gradient ascent of z'J z over unit vectors z and probabilities p, from random starts."""
     bound = supremum(FAMILY["entmax"], num_classes, alpha=alpha)
     logits, direction = normal(24, num_classes, scale=2.0), normal(24, num_classes, seed=1)
     logits, direction = logits.requires_grad_(), direction.requires_grad_()
@@ -197,7 +197,7 @@ def test_a_jacobian_of_zeros_and_of_float32() -> None:
     assert (rank(jacobian(FAMILY["softmax"], normal(20, 6).float())) == 5).all()
 
 
-def test_one_class_cannot_move() -> None:
+def test_the_jacobian_of_a_single_class_is_0() -> None:
     for name in CLOSED:
         assert jacobian(FAMILY[name], torch.zeros(1)).abs().item() < 1e-12
         assert supremum(FAMILY[name], 1) == 0

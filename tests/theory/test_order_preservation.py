@@ -1,4 +1,4 @@
-"""The search for broken orders: it finds what is there, and its witnesses are true."""
+"""The search for scores whose order is not kept: it finds rare violations, and its witnesses show them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def normalised(values: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(("member", "setting"), WITH_MAP)
 @pytest.mark.parametrize("num_classes", [3, 5])
-def test_members_have_the_order_of_their_facts(member: Member, setting: dict, num_classes: int) -> None:
+def test_members_preserve_order_as_their_facts_state(member: Member, setting: dict, num_classes: int) -> None:
     found = order_preservation_of(member_map(member, **setting), num_classes)
     assert member.facts.order_preservation is not None
     assert found.kind == member.facts.order_preservation.value
@@ -35,7 +35,7 @@ def test_members_have_the_order_of_their_facts(member: Member, setting: dict, nu
 
 
 @pytest.mark.parametrize(("member", "setting"), WITH_MAP)
-def test_a_witness_shows_what_is_said(member: Member, setting: dict) -> None:
+def test_a_witness_shows_the_violation(member: Member, setting: dict) -> None:
     found = order_preservation_of(member_map(member, **setting), seed=3)
     if (witness := found.witness) is None:
         return
@@ -47,19 +47,19 @@ def test_a_witness_shows_what_is_said(member: Member, setting: dict) -> None:
     assert str(witness).endswith(f"but p_{i} {'<' if found.kind == 'none' else '='} p_{j}")
 
 
-def test_two_classes_cannot_tie_below_a_threshold() -> None:
-    """A threshold leaves at least one class above it, so that sparsemax is strict on two."""
+def test_sparsemax_is_strict_for_two_classes() -> None:
+    """At least one class is above the threshold, so two classes cannot both have the probability 0."""
     assert order_preservation_of(member_map(FAMILY["sparsemax"]), 2, rows=100, rounds=2).kind == "strict"
 
 
 def test_a_narrow_dip_is_found() -> None:
-    """exp with a dip of width 0.05 that no level touches: random rows alone seldom see it, varied ones do."""
+    """exp with a dip of width 0.05 that no level touches: random rows seldom hit it, the varied rows do."""
     found = order_preservation_of(lambda s: normalised(s.exp() * (1 - 0.5 * torch.exp(-(((s - 0.27) / 0.05) ** 2)))))
     assert found.kind == "none"
 
 
-def test_a_corner_that_no_random_row_meets_is_climbed_to() -> None:
-    """Within 0.4 of one point of R^5 class 4 overtakes class 0; the way there goes downhill from afar."""
+def test_a_violation_that_no_random_row_hits_is_found_step_by_step() -> None:
+    """Class 4 overtakes class 0 within 0.4 of one point of R^5; margins shrink on the way to that point."""
     corner = torch.tensor([1.7, -2.5, -3.1, -2.2, 0.4], dtype=torch.float64)
 
     def map(scores: Tensor) -> Tensor:
@@ -76,19 +76,19 @@ def test_a_corner_that_no_random_row_meets_is_climbed_to() -> None:
     assert (found.witness.scores - corner).norm() < 0.5
 
 
-def test_classes_that_are_treated_differently_are_not_ordered() -> None:
+def test_a_map_that_favours_one_class_does_not_preserve_order() -> None:
     tilt = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.001], dtype=torch.float64)
     assert order_preservation_of(lambda s: normalised(s.exp() * tilt)).kind == "none"
 
 
-def test_a_map_that_forgets_the_scores_is_weak() -> None:
+def test_a_constant_map_preserves_order_weakly() -> None:
     found = order_preservation_of(lambda s: torch.full_like(s, 0.2))
     assert found.kind == "weak"
     assert found.witness is not None
     assert found.witness.scores[found.witness.higher] > found.witness.scores[found.witness.lower] + GAP
 
 
-def test_the_label_of_a_map_that_needs_one() -> None:
+def test_a_map_that_needs_the_label_gets_the_given_one_or_class_0() -> None:
     scores = torch.tensor([[2.0, 1.5, -1.0]])
     given = member_map(FAMILY["rankmax"], torch.tensor([1]))(scores)
     torch.testing.assert_close(given, torch.tensor([[0.6, 0.4, 0.0]]))
@@ -104,13 +104,13 @@ def test_wrong_arguments() -> None:
         order_preservation_of(lambda s: s.sum(-1))
 
 
-def test_a_tie_is_written_as_one() -> None:
+def test_the_text_of_a_tie() -> None:
     tie = Witness(torch.tensor([1.0, 0.0]), torch.tensor([0.5, 0.5]), 0, 1)
     assert str(tie) == "s = (1, 0): s_0 = 1 > s_1 = 0, but p_0 = p_1"
 
 
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=6), st.floats(0, 1), st.data())
-def test_a_transfer_from_rich_to_poor_is_majorized(values: list[float], share: float, data: st.DataObject) -> None:
+def test_a_transfer_from_larger_to_smaller_is_majorized(values: list[float], share: float, data: st.DataObject) -> None:
     wide = torch.tensor(values, dtype=torch.float64)
     i, j = data.draw(st.integers(0, len(values) - 1)), data.draw(st.integers(0, len(values) - 1))
     narrow = wide.clone()

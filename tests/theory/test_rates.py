@@ -1,4 +1,4 @@
-"""The constants of a linear head, and gradient descent that meets them."""
+"""The constants of a linear head, and gradient descent that is as fast and as slow as they say."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def test_constants() -> None:
+def test_constants_equal_their_formulas() -> None:
     r = rates(0.5, 3.0, 0.2)
     assert (r.smoothness, r.strong_convexity, r.kappa) == pytest.approx((1.7, 0.2, 8.5))
     assert (r.eta_max, r.eta_star, r.rho) == pytest.approx((2 / 1.7, 2 / 1.9, 7.5 / 9.5))
@@ -69,7 +69,7 @@ def test_the_worst_head_is_as_slow_as_rho(name: str, setting: dict, num_classes:
         assert bool(path[-1].norm() > path[0].norm()) == grows
 
 
-def test_the_ordering() -> None:
+def test_the_papers_ordering_of_rates_fails_in_two_places() -> None:
     links = {(link.left, link.right): link for link in rate_ordering()}
     failing = {pair for pair, link in links.items() if not link.holds}
     assert failing == {("nce", "sampled_softmax"), ("softmax", "hierarchical_softmax")}
@@ -80,7 +80,7 @@ def test_the_ordering() -> None:
 
 @pytest.mark.parametrize("target", [0, 1])
 def test_expected_curvature_of_nce(target: int) -> None:
-    """The Hessian of the enumerated risk at d = 0, where every sigmoid is 1/2."""
+    """The Hessian of the enumerated risk at scores log(k q), where every sigmoid is 1/2."""
     log_q, k = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64).log(), 4
     scores = log_q + math.log(k)
     label = torch.eye(3, dtype=torch.float64)[target]
