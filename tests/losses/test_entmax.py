@@ -21,7 +21,7 @@ from tests.losses.entmax_rows import ALPHAS, TARGET, expected_probs, long_rows, 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 1e-6)])
 @pytest.mark.parametrize("alpha", ALPHAS)
-def test_short_rows(alpha: float, dtype: torch.dtype, tolerance: float) -> None:
+def test_short_rows_against_fifty_digits(alpha: float, dtype: torch.dtype, tolerance: float) -> None:
     scores = short_rows().to(dtype).requires_grad_()
     probs = expected_probs(alpha, "short", dtype)
     pairs = zip(scores.tolist(), TARGET.tolist(), strict=True)
@@ -40,7 +40,7 @@ def test_short_rows(alpha: float, dtype: torch.dtype, tolerance: float) -> None:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 1e-6)])
 @pytest.mark.parametrize("alpha", [1.0001, 1.05, 1.2, 1.5, 1.75])
-def test_long_rows(alpha: float, dtype: torch.dtype, tolerance: float) -> None:
+def test_long_rows_against_fifty_digits(alpha: float, dtype: torch.dtype, tolerance: float) -> None:
     scores, target = long_rows().to(dtype).requires_grad_(), torch.tensor([5, 7])
     probs = expected_probs(alpha, "long", dtype)
     peaked = high_precision.entmax_loss(scores[1].tolist(), 7, alpha)
@@ -91,7 +91,7 @@ def test_alpha_next_to_one(alpha: float, dtype: torch.dtype, num_classes: int) -
     values=st.lists(st.floats(-8, 8) | st.integers(-4, 4).map(lambda n: n / 2), min_size=2, max_size=6),
     alpha=st.floats(1.0001, 2.0) | st.sampled_from([1.25, 1.5, 2.0]),
 )
-def test_the_support_is_what_is_above_the_threshold(values: list[float], alpha: float) -> None:
+def test_support_is_the_classes_above_the_threshold(values: list[float], alpha: float) -> None:
     probs = entmax(torch.tensor(values, dtype=torch.float64), alpha)
     # tau from the top class: p_top = [(alpha - 1)(s_top - tau)]^(1/(alpha - 1))
     tau = max(values) - probs.max().item() ** (alpha - 1) / (alpha - 1)
@@ -101,7 +101,7 @@ def test_the_support_is_what_is_above_the_threshold(values: list[float], alpha: 
             assert (prob > 0) == (score > tau)
 
 
-def test_a_tie_at_the_threshold_is_smooth_below_two() -> None:
+def test_map_is_smooth_at_the_threshold_for_alpha_below_two() -> None:
     # alpha = 1.5: u = (s - tau) / 2; with s = (2, 0) tau = 0, so class 1 sits exactly at the threshold
     scores = torch.tensor([2.0, 0.0], dtype=torch.float64)
     assert entmax(scores, 1.5).tolist() == [1.0, 0.0]
@@ -131,7 +131,7 @@ def test_a_tie_at_the_threshold_is_smooth_below_two() -> None:
         (torch.full((1, 2, 1), 1.5), ArgumentError, r"`alpha`.*\(2, 1\).*\(1, 2, 1\)"),
     ],
 )
-def test_alpha_that_cannot_be_used(alpha: Any, error: type[Exception], words: str) -> None:
+def test_an_invalid_alpha_is_refused(alpha: Any, error: type[Exception], words: str) -> None:
     scores = normal(2, 4)
     with pytest.raises(error, match=words):
         entmax(scores, alpha)
@@ -142,7 +142,7 @@ def test_alpha_that_cannot_be_used(alpha: Any, error: type[Exception], words: st
 # The smoothness constant -------------------------------------------------------------------------
 
 
-def test_smoothness_has_the_printed_digits_of_its_derivation() -> None:
+def test_smoothness_at_known_numbers_of_classes() -> None:
     known = {47: 0.7071, 100: 0.753, 1000: 0.868, 3307: 0.907, 40981: 0.958, 63001: 0.964}
     for num_classes, value in known.items():
         assert abs(smoothness(num_classes, 1.5) - value) < 6e-4
@@ -150,7 +150,7 @@ def test_smoothness_has_the_printed_digits_of_its_derivation() -> None:
         assert smoothness(first - 1, alpha) == 2 ** (alpha - 2) < smoothness(first, alpha)
 
 
-def test_smoothness_is_attained_at_its_own_point() -> None:
+def test_smoothness_is_reached_at_finite_scores() -> None:
     """p = (1, n^-r, ..., n^-r) / norm with r = 2 / (3 - alpha), reached at finite scores."""
     num_classes, alpha = 400, 1.5
     n, r = num_classes - 1, 2 / (3 - alpha)

@@ -50,7 +50,7 @@ def test_slope_of_the_loss_in_alpha(alpha: float) -> None:
 
 @pytest.mark.parametrize("alpha", ALPHAS)
 def test_second_derivatives_in_alpha(alpha: float) -> None:
-    """d2 L / ds dalpha = dp / dalpha, and d2 L / dalpha2 from a second difference in 50 digits."""
+    """d2 L / ds dalpha = dp / dalpha; d2 L / dalpha2 against a second difference in 50 digits."""
     scores = short_rows()[1].requires_grad_()
     alpha_tensor = torch.tensor(alpha, dtype=torch.float64, requires_grad=True)
     slope = high_precision.alpha_slope(lambda a: high_precision.entmax(scores.tolist(), a), alpha)
@@ -67,7 +67,7 @@ def test_second_derivatives_in_alpha(alpha: float) -> None:
     def inner(a: Any) -> list[Any]:
         return high_precision.alpha_slope(lambda b: [high_precision.entmax_loss(scores.tolist(), 2, b)], a)
 
-    if alpha in (1.2, 1.5, 1.75):  # differences of differences need room on both sides
+    if alpha in (1.2, 1.5, 1.75):  # a second difference needs alphas on both sides
         step = high_precision.mp.mpf(10) ** -6
         expected = (inner(alpha + step)[0] - inner(alpha - step)[0]) / (2 * step)
         torch.testing.assert_close(second, high_precision.as_tensor(expected), rtol=1e-9, atol=1e-9)
@@ -76,7 +76,7 @@ def test_second_derivatives_in_alpha(alpha: float) -> None:
 
 @pytest.mark.parametrize("alpha", [1.0001, 1.2, 1.5, 1.8])
 @pytest.mark.parametrize("shape", [(), (1,), (3, 1), (2, 1, 1), (2, 3, 1)])
-def test_alpha_of_any_shape_that_fits(alpha: float, shape: tuple[int, ...]) -> None:
+def test_alpha_of_every_shape_that_broadcasts(alpha: float, shape: tuple[int, ...]) -> None:
     scores = normal(2, 3, 4, seed=2).requires_grad_()
     target = torch.tensor([[0, 1, 2], [3, 0, 1]])
     alpha_tensor = (torch.full(shape, alpha, dtype=torch.float64) + 1e-2 * normal(*shape).abs()).requires_grad_()
@@ -94,13 +94,13 @@ def test_alpha_of_any_shape_that_fits(alpha: float, shape: tuple[int, ...]) -> N
         assert gradgradcheck(function, (scores, alpha_tensor), fast_mode=True)
 
 
-def test_normalized_loss_moves_with_alpha_also_through_omega() -> None:
+def test_alpha_gradient_of_the_normalized_loss_includes_omega() -> None:
     scores, hot = normal(2, 4), torch.tensor([[True, True, False, False], [False, True, True, True]])
     alpha_tensor = torch.tensor(1.4, dtype=torch.float64, requires_grad=True)
     assert gradcheck(lambda a: entmax_loss(scores, hot, alpha=a, multilabel="normalized"), alpha_tensor)
 
 
-def test_alpha_of_each_row_is_its_own() -> None:
+def test_each_row_uses_its_own_alpha() -> None:
     scores, alphas = normal(3, 6), torch.tensor([[1.0], [1.5], [2.0]], dtype=torch.float64)
     expected = torch.cat([softmax(scores[:1]), entmax(scores[1:2], 1.5), sparsemax(scores[2:])])
     torch.testing.assert_close(entmax(scores, alphas), expected, rtol=1e-13, atol=1e-15)
@@ -120,7 +120,7 @@ def test_alpha_of_each_row_is_its_own() -> None:
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.3, 1.5, 2.0])
-def test_masks_and_alpha_of_each_row(alpha: float) -> None:
+def test_masked_classes_with_one_alpha_per_row(alpha: float) -> None:
     scores = torch.tensor([[1.0, 0.5, -INF, 0.2], [-INF, 2.0, 1.9, -INF]], dtype=torch.float64, requires_grad=True)
     alphas = torch.tensor([[alpha], [1.5]], dtype=torch.float64, requires_grad=True)
     target = torch.tensor([0, 1])
@@ -145,7 +145,7 @@ def test_alpha_of_another_dtype() -> None:
     assert half.dtype == torch.float16
 
 
-def test_alpha_compiles() -> None:
+def test_alpha_gradient_under_torch_compile() -> None:
     torch._dynamo.reset()
     scores, alpha_tensor = normal(3, 5, dtype=torch.float32), torch.tensor(1.5, requires_grad=True)
 
@@ -165,19 +165,19 @@ def test_alpha_compiles() -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.99, 2.01])
-def test_module_refuses_alpha_at_once(alpha: float) -> None:
+def test_module_refuses_an_invalid_alpha(alpha: float) -> None:
     with pytest.raises(ArgumentError, match="`alpha`"):
         EntmaxLoss(alpha)
 
 
 @pytest.mark.parametrize("alpha", [1.0, 2.0])
-def test_a_learnable_alpha_starts_inside(alpha: float) -> None:
+def test_a_learnable_alpha_must_start_inside_the_interval(alpha: float) -> None:
     EntmaxLoss(alpha)
     with pytest.raises(ArgumentError, match="learnable"):
         EntmaxLoss(alpha, learnable=True)
 
 
-def test_a_learnable_alpha_starts_where_it_is_told() -> None:
+def test_a_learnable_alpha_starts_at_the_given_value() -> None:
     for alpha in (1.01, 1.5, 1.9):
         module = EntmaxLoss(alpha, learnable=True)
         assert isinstance(module.alpha, Tensor)
@@ -188,13 +188,13 @@ def test_a_learnable_alpha_starts_where_it_is_told() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("rate", [1e30, -1e30, 1e3, -1e3])
-def test_no_step_leaves_the_interval(dtype: torch.dtype, rate: float) -> None:
+def test_no_optimiser_step_leaves_the_interval(dtype: torch.dtype, rate: float) -> None:
     module = EntmaxLoss(1.5, learnable=True).to(dtype)
     scores, target = normal(3, 5, dtype=dtype), torch.tensor([0, 1, 2])
     module(scores, target).backward()
     assert module.raw_alpha.grad is not None
     assert module.raw_alpha.grad.abs() > 1e-4
-    with torch.no_grad():  # plain gradient descent, and the same step uphill
+    with torch.no_grad():  # a step of gradient descent, downhill or uphill
         module.raw_alpha -= rate * module.raw_alpha.grad
     assert 1 < module.alpha < 2
     for num_classes in (5, 700):
@@ -208,8 +208,8 @@ def test_no_step_leaves_the_interval(dtype: torch.dtype, rate: float) -> None:
         assert module.raw_alpha.grad.isfinite()
 
 
-def test_alpha_is_learned() -> None:
-    """Scores that are log-odds of a true softmax: the best alpha is close to 1."""
+def test_learning_alpha_lowers_the_loss() -> None:
+    """Labels are drawn from the softmax of the scores, so that the best alpha is close to 1."""
     scores = normal(400, 4, scale=2, dtype=torch.float32)
     target = torch.distributions.Categorical(logits=scores)
     with torch.random.fork_rng():
@@ -228,9 +228,11 @@ def test_alpha_is_learned() -> None:
     assert all(later <= earlier + 1e-6 for earlier, later in itertools.pairwise(losses))
 
 
-def test_the_module_tells_its_alpha() -> None:
+def test_repr_of_the_module_shows_alpha() -> None:
     assert "alpha=1.3" in repr(EntmaxLoss(1.3))
-    torch._C._set_warnAlways(True)  # otherwise torch warns once in a process, whoever comes first
+    torch._C._set_warnAlways(
+        True
+    )  # otherwise torch shows a warning only once per process, in whichever test comes first
     try:
         assert "alpha=1.3, learnable=True" in repr(EntmaxLoss(1.3, learnable=True))
     finally:

@@ -1,4 +1,4 @@
-"""The foundation with a regulariser of one's own, and the members' divergences against 50 digits."""
+"""`FenchelYoung` with custom pairs of map and regulariser, and Omega and divergences of members against 50 digits."""
 
 from __future__ import annotations
 
@@ -28,22 +28,25 @@ IDS = torch.tensor([[0, 2, -100], [1, -100, -100], [0, 1, 2]])
 
 
 def half_norm(probs: Tensor) -> Tensor:
-    """|p|^2 / 2, which is 1/2 at vertices: the paper's way to write sparsemax."""
+    """|p|^2 / 2, which is 1/2 at the vertices of the simplex: Omega of sparsemax plus a constant."""
     return probs.square().sum(-1) / 2
 
 
 def warm_entropy(probs: Tensor) -> Tensor:
-    """3 sum p log p: softmax at a temperature of 3."""
+    """3 sum p log p, of which the map is softmax at a temperature of 3."""
     return 3 * (probs * torch.where(probs > 0, probs, 1).log()).sum(-1)
 
 
 def blend(probs: Tensor) -> Tensor:
-    """|p|^2 / 2 + sum p log p: a regulariser that no member has."""
+    """|p|^2 / 2 + sum p log p, a regulariser that no member has."""
     return half_norm(probs) + warm_entropy(probs) / 3
 
 
 def blend_map(scores: Tensor) -> Tensor:
-    """p + log p = s - tau with sum p = 1: tau by bisection, then two Newton steps that carry the derivatives."""
+    """The map of `blend`: p + log p = s - tau, with tau such that sum p = 1.
+
+    tau is found by bisection without derivatives; two Newton steps from there carry them.
+    """
     top = scores.amax(-1, keepdim=True).detach()
     low, high = top - 3 - 2 * scores.shape[-1], top + 3
     for _ in range(60):
@@ -58,7 +61,7 @@ def blend_map(scores: Tensor) -> Tensor:
 
 
 def _lambert(x: Tensor) -> Tensor:
-    """p with p + log p = x, by Newton steps on log p."""
+    """The solution p of p + log p = x, by Newton steps on log p."""
     log_p = torch.where(x > 1, x.clamp(min=1).log(), x)
     for _ in range(6):
         log_p = log_p - (log_p.exp() + log_p - x) / (log_p.exp() + 1)
@@ -72,81 +75,83 @@ PAIRS = {
 }
 
 
-def test_the_constant_of_omega_does_not_change_a_loss() -> None:
+def test_a_constant_added_to_omega_does_not_change_the_loss() -> None:
     scores = normal(3, 4, scale=2)
-    own = PAIRS["half norm"]
+    custom = PAIRS["half norm"]
     for target in (torch.tensor([0, 1, 3]), IDS, HOT, normal(3, 4, seed=1).softmax(-1)):
         for options in ({}, {"multilabel": "normalized"}, {"reduction": "none", "label_smoothing": 0.2}):
-            torch.testing.assert_close(own.loss(scores, target, **options), sparsemax_loss(scores, target, **options))
-    torch.testing.assert_close(own.conjugate(scores), FAMILY["sparsemax"].conjugate(scores) - 0.5)
+            torch.testing.assert_close(
+                custom.loss(scores, target, **options), sparsemax_loss(scores, target, **options)
+            )
+    torch.testing.assert_close(custom.conjugate(scores), FAMILY["sparsemax"].conjugate(scores) - 0.5)
 
 
-def test_a_temperature_is_a_regulariser() -> None:
+def test_a_multiple_of_the_entropy_is_softmax_at_a_temperature() -> None:
     scores, target = normal(3, 4, scale=2), torch.tensor([0, 1, 3])
-    own = PAIRS["warm entropy"]
-    torch.testing.assert_close(own.loss(scores, target), 3 * softmax_loss(scores / 3, target))
-    torch.testing.assert_close(own.conjugate(scores), 3 * (scores / 3).logsumexp(-1))
+    custom = PAIRS["warm entropy"]
+    torch.testing.assert_close(custom.loss(scores, target), 3 * softmax_loss(scores / 3, target))
+    torch.testing.assert_close(custom.conjugate(scores), 3 * (scores / 3).logsumexp(-1))
 
 
-@pytest.mark.parametrize("own", PAIRS.values(), ids=PAIRS)
-def test_a_pair_of_ones_own(own: FenchelYoung) -> None:
+@pytest.mark.parametrize("custom", PAIRS.values(), ids=PAIRS)
+def test_a_custom_pair_keeps_the_fenchel_young_definitions(custom: FenchelYoung) -> None:
     scores = normal(3, 4)
     t = HOT / HOT.sum(-1, keepdim=True)
-    probs = own.map(scores)
+    probs = custom.map(scores)
     torch.testing.assert_close(probs.sum(-1), torch.ones(3, dtype=torch.float64))
     leaf = scores.clone().requires_grad_()
-    (grad,) = torch.autograd.grad(own.conjugate(leaf).sum(), leaf)
+    (grad,) = torch.autograd.grad(custom.conjugate(leaf).sum(), leaf)
     torch.testing.assert_close(grad, probs)
     # the Fenchel-Young loss at t, by its definition, and its gradient
-    loss = own.loss(leaf, HOT, multilabel="normalized", reduction="none")
+    loss = custom.loss(leaf, HOT, multilabel="normalized", reduction="none")
     inner = lambda p: (p * scores).sum(-1)  # noqa: E731
-    expected = inner(probs) - own.omega(probs) + own.omega(t.double()) - inner(t)
+    expected = inner(probs) - custom.omega(probs) + custom.omega(t.double()) - inner(t)
     torch.testing.assert_close(loss, expected)
     (grad,) = torch.autograd.grad(loss.sum(), leaf)
-    torch.testing.assert_close(grad, own.gradient(scores, t.double()))
-    # no point of the simplex does better than the map
+    torch.testing.assert_close(grad, custom.gradient(scores, t.double()))
+    # the map maximises <p, s> - Omega(p): no other point of the simplex has more
     for seed in range(20):
         other = normal(3, 4, seed=seed, scale=2).softmax(-1)
-        assert (inner(other) - own.omega(other) <= own.conjugate(scores) + 1e-12).all()
-    # at its own prediction it is 0
-    at_map = own.loss(scores, probs, multilabel="normalized", reduction="none")
+        assert (inner(other) - custom.omega(other) <= custom.conjugate(scores) + 1e-12).all()
+    # the loss is 0 where the target is the map
+    at_map = custom.loss(scores, probs, multilabel="normalized", reduction="none")
     torch.testing.assert_close(at_map, torch.zeros(3, dtype=torch.float64), rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("own", PAIRS.values(), ids=PAIRS)
-def test_targets_of_a_pair_of_ones_own(own: FenchelYoung) -> None:
+@pytest.mark.parametrize("custom", PAIRS.values(), ids=PAIRS)
+def test_targets_of_a_custom_pair(custom: FenchelYoung) -> None:
     scores, weight = normal(3, 4), torch.tensor([0.5, 1.0, 2.0, 3.0], dtype=torch.float64)
-    singles = torch.stack([own.loss(scores, torch.full((3,), i), reduction="none") for i in range(4)], -1)
+    singles = torch.stack([custom.loss(scores, torch.full((3,), i), reduction="none") for i in range(4)], -1)
     for target in (IDS, HOT):
-        torch.testing.assert_close(own.loss(scores, target, reduction="none"), (HOT * singles).sum(-1))
-        weighted = own.loss(scores, target, weight=weight)
+        torch.testing.assert_close(custom.loss(scores, target, reduction="none"), (HOT * singles).sum(-1))
+        weighted = custom.loss(scores, target, weight=weight)
         torch.testing.assert_close(weighted, (HOT * weight * singles).sum() / (HOT * weight).sum())
     rows = normal(3, 4, seed=1).softmax(-1)
-    torch.testing.assert_close(own.loss(scores, rows, reduction="none"), (rows * singles).sum(-1))
+    torch.testing.assert_close(custom.loss(scores, rows, reduction="none"), (rows * singles).sum(-1))
 
 
-@pytest.mark.parametrize("own", PAIRS.values(), ids=PAIRS)
-def test_derivatives_and_transforms_of_a_pair_of_ones_own(own: FenchelYoung) -> None:
+@pytest.mark.parametrize("custom", PAIRS.values(), ids=PAIRS)
+def test_derivatives_and_transforms_of_a_custom_pair(custom: FenchelYoung) -> None:
     scores = normal(2, 4, seed=3).requires_grad_()
 
     def loss(s: Tensor) -> Tensor:
-        return own.loss(s, HOT[:2], multilabel="normalized", reduction="none")
+        return custom.loss(s, HOT[:2], multilabel="normalized", reduction="none")
 
-    for function in (loss, own.conjugate):
+    for function in (loss, custom.conjugate):
         assert gradcheck(function, scores)
         assert gradgradcheck(function, scores)
     detached = scores.detach()
-    torch.testing.assert_close(torch.vmap(own.conjugate)(detached), own.conjugate(detached))
-    single = lambda s: own.loss(s, torch.tensor(1))  # noqa: E731
+    torch.testing.assert_close(torch.vmap(custom.conjugate)(detached), custom.conjugate(detached))
+    single = lambda s: custom.loss(s, torch.tensor(1))  # noqa: E731
     torch.testing.assert_close(torch.vmap(single)(detached), torch.stack([single(s) for s in detached]))
     torch.testing.assert_close(
-        torch.vmap(torch.func.grad(single))(detached), own.map(detached) - torch.tensor([0.0, 1, 0, 0])
+        torch.vmap(torch.func.grad(single))(detached), custom.map(detached) - torch.tensor([0.0, 1, 0, 0])
     )
     hessian = torch.func.jacrev(torch.func.jacrev(single))(detached[0])
-    torch.testing.assert_close(hessian, torch.func.jacrev(own.map)(detached[0]))
+    torch.testing.assert_close(hessian, torch.func.jacrev(custom.map)(detached[0]))
 
 
-def test_masks_of_a_pair_of_ones_own() -> None:
+def test_masked_classes_of_a_custom_pair() -> None:
     scores = normal(2, 5)
     scores[:, 4] = -INF
     for name in ("half norm", "warm entropy"):
@@ -162,12 +167,12 @@ def test_masks_of_a_pair_of_ones_own() -> None:
             PAIRS[name].loss(torch.full((1, 3), torch.nan), torch.tensor([0]))
 
 
-def test_half_precision_of_a_pair_of_ones_own() -> None:
+def test_half_precision_of_a_custom_pair() -> None:
     scores, target = normal(3, 4, dtype=torch.bfloat16), torch.tensor([0, 1, 2])
-    for own in PAIRS.values():
-        loss = own.loss(scores, target)
+    for custom in PAIRS.values():
+        loss = custom.loss(scores, target)
         assert loss.dtype == torch.bfloat16
-        torch.testing.assert_close(loss.double(), own.loss(scores.double(), target), rtol=2**-8, atol=0)
+        torch.testing.assert_close(loss.double(), custom.loss(scores.double(), target), rtol=2**-8, atol=0)
 
 
 # The members -------------------------------------------------------------------------------------
@@ -189,7 +194,7 @@ def test_omega_and_conjugate_to_fifty_digits(name: str, setting: dict[str, Any],
 
 @pytest.mark.parametrize(("name", "setting", "alpha"), MEMBERS)
 def test_bregman_divergence_to_fifty_digits(name: str, setting: dict[str, Any], alpha: float) -> None:
-    """Also where the second point has zeros: there softmax is infinitely far, and the others are not."""
+    """Also where the second point has zeros: there the divergence of softmax is infinite, and that of others is not."""
     inside, corner = normal(1, 3).softmax(-1), torch.tensor([[0.25, 0.75, 0.0]], dtype=torch.float64)
     pairs = [
         (inside, inside.flip(-1)),
@@ -209,7 +214,7 @@ def test_the_divergence_of_softmax_is_the_kullback_leibler_divergence() -> None:
     torch.testing.assert_close(FAMILY["sparsemax"].bregman(p, q), (p - q).square().sum(-1) / 2)
 
 
-def test_a_foundation_is_what_the_member_uses() -> None:
+def test_the_pair_of_a_member_has_its_loss_and_its_map() -> None:
     scores, target = normal(3, 4), torch.tensor([0, 1, 2])
     torch.testing.assert_close(
         FAMILY["entmax"].fenchel_young(alpha=1.3).loss(scores, target), entmax_loss(scores, target, alpha=1.3)

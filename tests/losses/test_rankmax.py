@@ -1,4 +1,4 @@
-"""Rankmax: its own formulas, its kinks, and why it is not Fenchel-Young."""
+"""Rankmax: its formulas against 50 digits, its kinks, and why it is not a Fenchel-Young loss."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ VALUES = st.floats(-4, 4) | st.integers(-4, 4).map(lambda n: n / 2)
 
 
 def gradient(scores: Tensor, target: Tensor) -> Tensor:
+    """The gradient of the summed loss in the scores."""
     leaf = scores.clone().requires_grad_()
     return torch.autograd.grad(rankmax_loss(leaf, target, reduction="sum"), leaf)[0]
 
 
 @settings(max_examples=60)
 @given(values=st.lists(VALUES | st.just(-INF), min_size=1, max_size=7), target=st.integers(0, 6), alive=VALUES)
-def test_fifty_digits(values: list[float], target: int, alive: float) -> None:
+def test_values_against_fifty_digits(values: list[float], target: int, alive: float) -> None:
     label = target % len(values)
     values[label] = alive
     scores, ids = torch.tensor([values], dtype=torch.float64), torch.tensor([label])
@@ -43,8 +44,8 @@ def test_fifty_digits(values: list[float], target: int, alive: float) -> None:
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 1e-5)])
 @pytest.mark.parametrize("offset", [0.0, 1e4, -1e4, -16383.7, 3e7, 1e9])
 @pytest.mark.parametrize("num_classes", [4, 600])
-def test_offsets(dtype: torch.dtype, tolerance: float, offset: float, num_classes: int) -> None:
-    """Only differences of scores matter, and differences of nearby numbers are exact."""
+def test_offsets_against_fifty_digits(dtype: torch.dtype, tolerance: float, offset: float, num_classes: int) -> None:
+    """A large offset of the scores costs no digits: only differences matter, and those of nearby numbers are exact."""
     rows = (torch.stack([normal(num_classes, scale=s) for s in (1e-3, 1.0, 30.0)]) + offset).to(dtype)
     target = torch.tensor([0, 2, 3])
     hot = torch.nn.functional.one_hot(target, num_classes).bool()
@@ -80,19 +81,19 @@ def test_bool_rows_with_ties_and_masks() -> None:
 # Kinks -------------------------------------------------------------------------------------------
 
 
-def test_a_class_one_below_the_label_is_outside() -> None:
+def test_a_class_one_below_the_label_is_outside_of_the_support() -> None:
     scores = torch.tensor([[1.0, 0.0, 1.5]], dtype=torch.float64, requires_grad=True)
     target = torch.tensor([0])
     assert rankmax(scores, target).tolist() == [[0.4, 0.0, 0.6]]
     for goal in (target, torch.tensor([[True, False, False]])):
         assert gradient(scores.detach(), goal).tolist() == [[-0.4, 0.0, 0.4]]
     (slope,) = torch.autograd.grad(rankmax(scores, target)[0, 2], scores)
-    assert slope[0, 1] == 0  # the slope from outside; from inside it is negative
+    assert slope[0, 1] == 0  # the one-sided derivative from outside of the support; from inside it is negative
     inside = torch.tensor([[1.0, 1e-9, 1.5]], dtype=torch.float64)
     torch.testing.assert_close(gradient(inside, target), torch.tensor([[-0.8, 0.4, 0.4]], dtype=torch.float64))
 
 
-def test_a_lead_of_one_ends_the_loss() -> None:
+def test_the_loss_is_zero_at_a_lead_of_one() -> None:
     scores = torch.tensor([[2.0, 1.0, -5.0, -INF]], dtype=torch.float64)
     assert rankmax_loss(scores, torch.tensor([0])).item() == 0
     assert gradient(scores, torch.tensor([0])).tolist() == [[0.0] * 4]
@@ -101,7 +102,7 @@ def test_a_lead_of_one_ends_the_loss() -> None:
 
 @settings(max_examples=40)
 @given(values=st.lists(VALUES, min_size=2, max_size=7), target=st.integers(0, 6))
-def test_gradients_are_bounded(values: list[float], target: int) -> None:
+def test_bounds_of_the_gradient(values: list[float], target: int) -> None:
     label = target % len(values)
     excess = [max(0.0, s - values[label] + 1) for s in values]
     size, total = sum(u > 0 for u in excess), sum(excess)
@@ -148,7 +149,7 @@ def test_hessian_between_kinks_is_concave() -> None:
         torch.testing.assert_close(torch.linalg.matrix_norm(hessian, 2).item(), 3 * 2 / total**2)
 
 
-def test_two_classes_are_not_convex() -> None:
+def test_the_loss_of_two_classes_is_not_convex() -> None:
     def f(gap: float) -> float:
         return rankmax_loss(torch.tensor([[gap, 0.0]], dtype=torch.float64), torch.tensor([0])).item()
 
@@ -156,18 +157,18 @@ def test_two_classes_are_not_convex() -> None:
     assert f(-1) > (f(-3) + f(1)) / 2 + 0.29
 
 
-def test_it_is_sparsemax_at_a_temperature_of_its_own() -> None:
+def test_map_is_sparsemax_of_scores_divided_by_the_sum_of_violations() -> None:
     scores, target = normal(20, 6), labels(20, num_classes=6)
     total = (scores - scores.gather(1, target[:, None]) + 1).clamp(min=0).sum(-1, keepdim=True)
     torch.testing.assert_close(rankmax(scores, target), sparsemax(scores / total), rtol=1e-12, atol=1e-14)
 
 
 def test_minimiser_of_the_risk_ties_distinct_classes() -> None:
-    law = torch.tensor([0.6, 0.22, 0.18], dtype=torch.float64)
+    probs = torch.tensor([0.6, 0.22, 0.18], dtype=torch.float64)
 
     def risk(*values: float) -> float:
         scores = torch.tensor(values, dtype=torch.float64).expand(3, 3)
-        return float(law @ rankmax_loss(scores, torch.arange(3), reduction="none"))
+        return float(probs @ rankmax_loss(scores, torch.arange(3), reduction="none"))
 
     assert abs(risk(1, 0, 0) - 0.5545) < 1e-4
     assert abs(risk(2, 1, 0) - 0.5642) < 1e-4

@@ -1,4 +1,4 @@
-"""Softmax against `torch.nn.functional.cross_entropy` in every mode, and against 50 digits."""
+"""Softmax against `torch.nn.functional.cross_entropy` for every kind of target and option, and against 50 digits."""
 
 from __future__ import annotations
 
@@ -19,20 +19,22 @@ WEIGHT = torch.tensor([0.5, 2.0, 1.0, 0.0, 3.0], dtype=torch.float64)
 REDUCTIONS = ["none", "mean", "sum"]
 
 
-def assert_same(ours: Tensor, torchs: Tensor, scores: Tensor, tolerance: float = 1e-12) -> None:
-    """Equal values, and equal gradients for an upstream gradient that tells the rows apart."""
-    torch.testing.assert_close(ours, torchs, rtol=tolerance, atol=tolerance)
-    upstream = normal(*ours.shape, seed=9, dtype=ours.dtype)
-    (grad,) = torch.autograd.grad(ours, scores, upstream, retain_graph=True)
-    (expected,) = torch.autograd.grad(torchs, scores, upstream)
-    torch.testing.assert_close(grad, expected, rtol=tolerance, atol=tolerance)
+def assert_same(found: Tensor, expected: Tensor, scores: Tensor, tolerance: float = 1e-12) -> None:
+    """Equal losses, and equal gradients in the scores for an upstream gradient that differs from row to row."""
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+    upstream = normal(*found.shape, seed=9, dtype=found.dtype)
+    (grad,) = torch.autograd.grad(found, scores, upstream, retain_graph=True)
+    (expected_grad,) = torch.autograd.grad(expected, scores, upstream)
+    torch.testing.assert_close(grad, expected_grad, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("weight", [None, WEIGHT], ids=["plain", "weighted"])
 @pytest.mark.parametrize("ignore_index", [-100, 0, 2, -1])
-def test_ids(reduction: str, label_smoothing: float, weight: Tensor | None, ignore_index: int) -> None:
+def test_ids_match_cross_entropy(
+    reduction: str, label_smoothing: float, weight: Tensor | None, ignore_index: int
+) -> None:
     options: dict[str, Any] = {
         "reduction": reduction,
         "label_smoothing": label_smoothing,
@@ -48,7 +50,7 @@ def test_ids(reduction: str, label_smoothing: float, weight: Tensor | None, igno
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.3])
 @pytest.mark.parametrize("weight", [None, WEIGHT], ids=["plain", "weighted"])
-def test_float_rows(reduction: str, label_smoothing: float, weight: Tensor | None) -> None:
+def test_float_rows_match_cross_entropy(reduction: str, label_smoothing: float, weight: Tensor | None) -> None:
     options: dict[str, Any] = {"reduction": reduction, "label_smoothing": label_smoothing, "weight": weight}
     scores, target = normal(4, 5).requires_grad_(), normal(4, 5, seed=1).softmax(-1)
     assert_same(softmax_loss(scores, target, **options), cross_entropy(scores, target, **options), scores)
@@ -56,7 +58,7 @@ def test_float_rows(reduction: str, label_smoothing: float, weight: Tensor | Non
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
-def test_no_batch_dimension(reduction: str, label_smoothing: float) -> None:
+def test_no_batch_dimension_matches_cross_entropy(reduction: str, label_smoothing: float) -> None:
     options: dict[str, Any] = {"reduction": reduction, "label_smoothing": label_smoothing, "weight": WEIGHT}
     scores = normal(5).requires_grad_()
     for target in (torch.tensor(1), normal(5, seed=1).softmax(-1)):
@@ -65,7 +67,7 @@ def test_no_batch_dimension(reduction: str, label_smoothing: float) -> None:
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("shape", [(2, 5, 3), (2, 5, 3, 4)])
-def test_several_batch_dimensions(reduction: str, shape: tuple[int, ...]) -> None:
+def test_several_batch_dimensions_match_cross_entropy(reduction: str, shape: tuple[int, ...]) -> None:
     options: dict[str, Any] = {"reduction": reduction, "label_smoothing": 0.1, "weight": WEIGHT, "ignore_index": 3}
     scores, target = normal(*shape).requires_grad_(), labels(*shape[:1], *shape[2:], num_classes=5)
     assert_same(
@@ -73,21 +75,21 @@ def test_several_batch_dimensions(reduction: str, shape: tuple[int, ...]) -> Non
     )
     options.pop("ignore_index")
     rows = normal(*shape, seed=1).softmax(1)
-    ours = softmax_loss(scores.movedim(1, -1), rows.movedim(1, -1), **options)
-    assert_same(ours, cross_entropy(scores, rows, **options), scores)
+    found = softmax_loss(scores.movedim(1, -1), rows.movedim(1, -1), **options)
+    assert_same(found, cross_entropy(scores, rows, **options), scores)
 
 
-def test_a_row_that_is_learnt_gets_its_gradient_at_zeros_too() -> None:
+def test_a_learned_target_row_has_a_gradient_where_it_is_zero() -> None:
     scores, rows = normal(3, 5), torch.eye(5, dtype=torch.float64)[:3].requires_grad_()
     found = torch.autograd.grad(softmax_loss(scores, rows, reduction="sum"), rows)
     torch.testing.assert_close(found, torch.autograd.grad(cross_entropy(scores, rows, reduction="sum"), rows))
-    scores[:, 4] = -torch.inf  # a masked class has no score to give
+    scores[:, 4] = -torch.inf  # the gradient in its weight would be infinite, and is left out
     assert torch.autograd.grad(softmax_loss(scores, rows, reduction="sum"), rows)[0].isfinite().all()
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
 @pytest.mark.parametrize("weight", [None, WEIGHT], ids=["plain", "weighted"])
-def test_several_positives_are_as_many_pairs(label_smoothing: float, weight: Tensor | None) -> None:
+def test_a_row_of_several_positives_equals_as_many_rows_of_one(label_smoothing: float, weight: Tensor | None) -> None:
     scores = normal(3, 5).requires_grad_()
     hot = torch.tensor([[1, 0, 0, 1, 0], [0, 0, 0, 0, 0], [1, 1, 0, 0, 1]]).bool()
     ids = torch.tensor([[3, 0, -100], [-100, -100, -100], [0, 4, 1]])
@@ -119,12 +121,12 @@ def test_offsets_and_spreads(dtype: torch.dtype, offset: float, scale: float, nu
     alive=st.floats(-40, 40),
     reduction=st.sampled_from(REDUCTIONS),
 )
-def test_masked_classes(values: list[float], target: int, alive: float, reduction: str) -> None:
+def test_masked_classes_match_cross_entropy(values: list[float], target: int, alive: float, reduction: str) -> None:
     values[target] = alive
     scores = torch.tensor([values], dtype=torch.float64, requires_grad=True)
     label = torch.tensor([target])
-    ours, torchs = (loss(scores, label, reduction=reduction) for loss in (softmax_loss, cross_entropy))
-    assert_same(ours, torchs, scores)
+    found, expected = (loss(scores, label, reduction=reduction) for loss in (softmax_loss, cross_entropy))
+    assert_same(found, expected, scores)
 
 
 def test_a_mean_over_nothing_is_zero_where_torch_gives_nan() -> None:
@@ -138,7 +140,7 @@ def test_a_mean_over_nothing_is_zero_where_torch_gives_nan() -> None:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
 @pytest.mark.parametrize("num_classes", [3, 600])
-def test_fifty_digits(dtype: torch.dtype, tolerance: float, num_classes: int) -> None:
+def test_values_against_fifty_digits(dtype: torch.dtype, tolerance: float, num_classes: int) -> None:
     rows = torch.stack(
         [normal(num_classes, scale=s, dtype=dtype) for s in (1e-3, 1, 30)] + [normal(num_classes, dtype=dtype) + 1e4]
     )
@@ -156,7 +158,7 @@ def test_fifty_digits(dtype: torch.dtype, tolerance: float, num_classes: int) ->
     torch.testing.assert_close(grad.double(), expected, rtol=tolerance, atol=tolerance)
 
 
-def test_map_is_torchs() -> None:
+def test_map_matches_torch_softmax() -> None:
     scores = normal(2, 3, 4)
     for dim in (0, 1, 2, -2):
         torch.testing.assert_close(softmax(scores, dim=dim), torch.softmax(scores, dim))

@@ -1,4 +1,4 @@
-"""Sparsemax against its closed forms: a projection, a sum over the support, a margin of 1."""
+"""Sparsemax against its closed forms (projection onto the simplex, loss as a sum over the support) and 50 digits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.exact import INF, normal
 
 
 def threshold(scores: Tensor) -> Tensor:
-    """tau (rows, 1) from the sorted row: the largest k with 1 + k s_(k) > s_(1) + ... + s_(k)."""
+    """tau (rows, 1) by sorting: the support has the largest size k with 1 + k s_(k) > s_(1) + ... + s_(k)."""
     ranked = scores.sort(-1, descending=True).values
     running, k = ranked.cumsum(-1), torch.arange(1, scores.shape[-1] + 1)
     size = (1 + k * ranked > running).sum(-1, keepdim=True)
@@ -22,7 +22,7 @@ def threshold(scores: Tensor) -> Tensor:
 
 
 def closed_form(scores: Tensor, target: Tensor) -> Tensor:
-    """1/2 sum over the support of (s_j^2 - tau^2) + 1/2 - s_y, (rows,)."""
+    """The loss 1/2 sum over the support of (s_j^2 - tau^2) + 1/2 - s_y, (rows,)."""
     tau = threshold(scores)
     support = (scores > tau).double()
     value = (support * (scores.square() - tau.square())).sum(-1) / 2 + 0.5
@@ -42,7 +42,7 @@ def test_closed_forms(values: list[float], target: int) -> None:
     )
 
 
-def test_it_is_the_nearest_point_of_the_simplex() -> None:
+def test_map_is_the_nearest_point_of_the_simplex() -> None:
     scores = normal(30, 6, scale=2)
     nearest = (sparsemax(scores) - scores).norm(dim=-1)
     for seed in range(50):
@@ -50,8 +50,8 @@ def test_it_is_the_nearest_point_of_the_simplex() -> None:
         assert ((other - scores).norm(dim=-1) >= nearest).all()
 
 
-def test_a_class_at_the_threshold_is_outside() -> None:
-    # tau = 0 exactly: the class at 0 has p = 0, no slope of the map, and no share of the gradient
+def test_a_class_at_the_threshold_is_outside_of_the_support() -> None:
+    # tau is exactly 0 in both rows: a class with score 0 has p = 0, and no entry in the Jacobian or in the gradient
     scores = torch.tensor([[1.0, 0.0, -3.0], [0.5, 0.5, 0.0]], dtype=torch.float64, requires_grad=True)
     assert sparsemax(scores).tolist() == [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]]
     jacobian = torch.func.vmap(torch.func.jacrev(sparsemax))(scores.detach())
@@ -61,7 +61,7 @@ def test_a_class_at_the_threshold_is_outside() -> None:
     assert grad.tolist() == [[0.0, 0.0, 0.0], [-0.5, 0.5, 0.0]]
 
 
-def test_a_lead_of_one_ends_the_loss() -> None:
+def test_the_loss_is_zero_at_a_lead_of_one() -> None:
     for lead in (1.0, 1.5, 1e4):
         scores = torch.tensor([[3.0 + lead, 3.0, 2.9]], dtype=torch.float64, requires_grad=True)
         loss = sparsemax_loss(scores, torch.tensor([0]))
@@ -71,20 +71,20 @@ def test_a_lead_of_one_ends_the_loss() -> None:
     assert sparsemax_loss(torch.tensor([[3.9, 3.0, 2.9]]), torch.tensor([0])) > 0
 
 
-def test_a_positive_off_the_support_is_pulled_with_full_force() -> None:
+def test_a_positive_outside_of_the_support_has_gradient_minus_one() -> None:
     scores = torch.tensor([[5.0, 0.0, 4.8, -1.0]], dtype=torch.float64, requires_grad=True)
     (grad,) = torch.autograd.grad(sparsemax_loss(scores, torch.tensor([1])), scores)
     torch.testing.assert_close(grad, torch.tensor([[0.6, -1.0, 0.4, 0.0]], dtype=torch.float64))
 
 
-def test_it_is_entmax_at_two() -> None:
+def test_sparsemax_is_entmax_at_alpha_two() -> None:
     scores, target = normal(4, 7, scale=2), torch.tensor([0, 3, 5, 6])
     assert torch.equal(sparsemax(scores), entmax(scores, 2.0))
     assert torch.equal(sparsemax_loss(scores, target), entmax_loss(scores, target, alpha=2.0))
 
 
 def test_the_normalized_loss_at_uniform_positives() -> None:
-    # Omega(ybar) = (1/|Y| - 1) / 2
+    # with |Y| positives of equal weight Omega(t / |t|) = (1/|Y| - 1) / 2
     scores = normal(1, 5)
     hot = torch.tensor([[True, True, False, True, False]])
     total = sparsemax_loss(scores, hot, reduction="sum")
@@ -93,7 +93,7 @@ def test_the_normalized_loss_at_uniform_positives() -> None:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
 @pytest.mark.parametrize("num_classes", [4, 600])
-def test_fifty_digits(dtype: torch.dtype, tolerance: float, num_classes: int) -> None:
+def test_values_against_fifty_digits(dtype: torch.dtype, tolerance: float, num_classes: int) -> None:
     rows = torch.stack([normal(num_classes, scale=s, dtype=dtype) for s in (1e-3, 1, 30)])
     rows = torch.cat([rows, rows + 1e4, rows - 1e4])
     rows[1, 3] = -INF

@@ -1,4 +1,4 @@
-"""Taylor-softmax for several even orders: values, and what it does not keep."""
+"""Taylor-softmax for several even orders: values against 50 digits, and the properties of softmax that it lacks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ORDERS = [2, 4, 6, 8, 10, 12]
     target=st.integers(0, 5),
     alive=st.floats(-10, 10, width=32),
 )
-def test_fifty_digits(
+def test_values_against_fifty_digits(
     order: int, dtype: torch.dtype, tolerance: float, values: list[float], target: int, alive: float
 ) -> None:
     label = target % len(values)
@@ -44,7 +44,7 @@ def test_fifty_digits(
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 1e-5)])
 def test_terms_that_cancel_below_zero(order: int, dtype: torch.dtype, tolerance: float) -> None:
-    """Between -8 and 0 the terms of f are far larger than f: the loss of such a label shows every lost digit."""
+    """Between -8 and 0 the terms of f are far larger than f, and the loss of such a label shows every lost digit."""
     values = torch.linspace(-8, 0, 33, dtype=dtype)
     scores = values.expand(33, 33).clone().requires_grad_()
     loss = taylor_softmax_loss(scores, torch.arange(33), order=order, reduction="none")
@@ -59,7 +59,7 @@ def test_terms_that_cancel_below_zero(order: int, dtype: torch.dtype, tolerance:
 @pytest.mark.parametrize("order", [2, 4])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 1e-5)])
 @pytest.mark.parametrize("num_classes", [3, 600])
-def test_large_scores(order: int, dtype: torch.dtype, tolerance: float, num_classes: int) -> None:
+def test_large_scores_against_fifty_digits(order: int, dtype: torch.dtype, tolerance: float, num_classes: int) -> None:
     rows = torch.stack([normal(num_classes, scale=s) for s in (1e-3, 30.0, 1.0, 1.0)]).to(dtype)
     rows[2] += 1e4
     rows[3] -= 1e4
@@ -72,27 +72,27 @@ def test_large_scores(order: int, dtype: torch.dtype, tolerance: float, num_clas
     torch.testing.assert_close(loss.double(), values, rtol=tolerance, atol=tolerance)
 
 
-def test_it_tends_to_softmax_as_the_order_grows() -> None:
+def test_map_tends_to_softmax_as_the_order_grows() -> None:
     scores = normal(5, 4)
     gaps = [(taylor_softmax(scores, order) - softmax(scores)).abs().max().item() for order in ORDERS]
     assert gaps == sorted(gaps, reverse=True)
     assert gaps[-1] < 1e-5
 
 
-def test_it_turns_the_order_of_scores_below_minus_one() -> None:
+def test_map_inverts_the_order_of_scores_below_minus_one() -> None:
     probs = taylor_softmax(torch.tensor([-3.0, -1.0], dtype=torch.float64))
     torch.testing.assert_close(probs, torch.tensor([2.5, 0.5], dtype=torch.float64) / 3)
 
 
 def test_the_loss_is_not_convex() -> None:
-    """The smallest eigenvalue of the Hessian is close to -2, at a label score of -1 among large ones."""
+    """The Hessian has an eigenvalue close to -2 where the label has the score -1 and another class a large one."""
     scores = torch.tensor([-1.0, 30.0], dtype=torch.float64)
     hessian = torch.func.jacrev(torch.func.grad(lambda s: taylor_softmax_loss(s, torch.tensor(0))))(scores)
     assert -2.05 < torch.linalg.eigvalsh(hessian)[0] < -1.95
 
 
 @pytest.mark.parametrize("order", [0, 1, 3, -2, 2.0, "2", True, None])
-def test_orders_that_cannot_be_used(order: Any) -> None:
+def test_an_invalid_order_is_refused(order: Any) -> None:
     for call in (
         lambda: taylor_softmax(normal(2, 3), order),
         lambda: taylor_softmax_loss(normal(2, 3), torch.tensor([0, 1]), order=order),
@@ -111,5 +111,5 @@ def test_an_overflow_is_an_error_and_not_an_infinity() -> None:
     assert taylor_softmax(scores.double()).isfinite().all()
 
 
-def test_the_module_tells_its_order() -> None:
+def test_repr_of_the_module_shows_the_order() -> None:
     assert "order=4" in repr(TaylorSoftmaxLoss(4))
