@@ -1,4 +1,4 @@
-"""manymax: the softmax family, every way to train a model that chooses among very many classes."""
+"""manymax: losses of the softmax family, for models that choose among very many classes."""
 
 from manymax import samplers
 from manymax.advisor import advise

@@ -1,4 +1,4 @@
-"""`python -m manymax` is the `manymax` command."""
+"""`python -m manymax` runs the `manymax` command."""
 
 from manymax.cli import main
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class ManymaxError(Exception):
-    """Root of every error that manymax raises on purpose."""
+    """Base class of all errors that manymax raises on purpose."""
 
 
 class ArgumentError(ManymaxError, ValueError):
@@ -19,18 +19,24 @@ class ArgumentTypeError(ManymaxError, TypeError):
 
 
 class UnknownNameError(ManymaxError, KeyError, ValueError):
-    """A name that is not in the table it was looked up in."""
+    """A name is not in the table in which it was looked up."""
 
     def __str__(self) -> str:  # KeyError would print the message in quotes
         return str(self.args[0])
 
 
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> UnknownNameError:
-    """The error for an unknown name: the nearest known one, then all of them.
+    """The error for an unknown name; its message suggests the nearest known name and lists all of them.
 
-    >>> raise unknown_name("loss", "sparsmax", ["softmax", "sparsemax"])
-    Traceback (most recent call last):
-    manymax.errors.UnknownNameError: unknown loss 'sparsmax': did you mean 'sparsemax'? Known: softmax, sparsemax.
+    Args:
+        kind: what the name was meant to be, for example "loss".
+        name: the unknown name.
+        known: all known names.
+
+    Example:
+        >>> raise unknown_name("loss", "sparsmax", ["softmax", "sparsemax"])
+        Traceback (most recent call last):
+        manymax.errors.UnknownNameError: unknown loss 'sparsmax': did you mean 'sparsemax'? Known: softmax, sparsemax.
     """
     names = list(known)
     nearest = difflib.get_close_matches(str(name), names, n=1)
@@ -39,7 +45,7 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> UnknownNameEr
 
 
 def check_choice(argument: str, value: object, choices: Iterable[str]) -> None:
-    """Raise unless `value` is one of `choices`."""
+    """Raise an `ArgumentError` unless `value` is one of `choices`."""
     if value not in (known := tuple(choices)):
         nearest = difflib.get_close_matches(str(value), known, n=1)
         hint = f" Did you mean {nearest[0]!r}?" if nearest else ""

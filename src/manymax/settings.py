@@ -1,4 +1,4 @@
-"""`Setting`: what a row of a table can be set to, with its type, range and meaning, declared once."""
+"""`Setting`: a parameter of a member, sampler, backbone or solver, with its type, range and help, declared once."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from manymax.errors import ArgumentError, ArgumentTypeError, check_choice
 
 @dataclass(frozen=True)
 class Learned:
-    """How a setting becomes a parameter of a head: as a free number from which its value is computed.
+    """How a setting is learned: the head has an unconstrained parameter, from which the value is computed.
 
-    raw: from the value to the free number.
-    value: from the free number, a tensor, to the value.
-    key: the name of the free number in the state of a head.
+    raw: from the value to the unconstrained number.
+    value: from the unconstrained number, a tensor, to the value, which is inside of its range.
+    key: the name of the parameter in the state dict of a head.
     """
 
     raw: Callable[[float], float]
@@ -30,20 +30,21 @@ class Learned:
 class Setting:
     """One setting of a member, sampler, backbone or solver, declared once.
 
-    Heads, the command line, TOML files, records and reports read it.
+    Heads, the command line, TOML files, records and reports read the same declaration.
 
-    name: the keyword of the loss and of the head.
-    kind: float, int, bool or str.
-    default: None where the member has one of its own that depends on the call.
-    help: one sentence.
-    least, most, above, below, multiple_of: the range of a number: at least, at most, more than, less than, and what
-        divides it.
-    choices: of a word.
-    start: from the number of classes to its value where it is left out.
-    option: its name outside of the member, in commands, files and records; None if that is `name`.
-    learned: how it is learned along with the model, where a head is built with `learnable=True`.
-    reason: why the range of a number is what it is, in a few words for the error; empty where that is plain.
-    of_map: whether the map takes it too, where the member has one, and not the loss alone.
+    name: the keyword argument of the loss and of the head.
+    kind: the type, one of float, int, bool and str.
+    default: the value where none is given; None if the default depends on the call.
+    help: one sentence for the command line and the documentation.
+    least, most: the smallest and the largest allowed number.
+    above, below: like least and most, but the bound itself is not allowed.
+    multiple_of: an integer that must divide the value.
+    choices: the allowed words, for kind str.
+    start: a function from the number of classes to the default, where that depends on it.
+    option: the name on the command line, in TOML files and in records; None if it is `name`.
+    learned: how the value is learned in a head that is built with `learnable=True`; None if it cannot be.
+    reason: a few words for the error message that say why the range is what it is; may be empty.
+    of_map: whether the map of the member takes the setting too, and not the loss alone.
     """
 
     name: str
@@ -64,28 +65,35 @@ class Setting:
 
     @property
     def public_name(self) -> str:
-        """What it is called on the command line, in TOML files and in records."""
+        """The name of the setting on the command line, in TOML files and in records."""
         return self.option or self.name
 
     @property
     def learnable_name(self) -> str:
-        """What the switch is called there that makes it a parameter."""
+        """The name, in the same places, of the switch that makes the setting a learned parameter."""
         return f"learnable_{self.public_name}"
 
     def switches(self) -> tuple[Setting, ...]:
-        """The switch that makes it a parameter, a setting as well; none where it cannot be learned."""
+        """The switch that makes the setting a learned parameter, a bool setting; empty if it cannot be learned."""
         if self.learned is None:
             return ()
         return (Setting(self.learnable_name, bool, False, f"Learn {self.public_name} along with the model."),)
 
     def read(self, value: Any) -> Any:
-        """The value of what a command line or a file gives, in the type of the setting and checked.
+        """Convert a value from the command line or a file to the type of the setting, and check it.
 
-        >>> Setting("order", int, 2, "", least=2, multiple_of=2).read("4")
-        4
-        >>> Setting("alpha", float, 1.5, "", least=1, most=2).read(3)
-        Traceback (most recent call last):
-        manymax.errors.ArgumentError: `alpha` must be a number in [1, 2]; got 3.
+        Args:
+            value: a text, a number or a truth value.
+
+        Returns:
+            the value as a float, int, bool or str.
+
+        Example:
+            >>> Setting("order", int, 2, "", least=2, multiple_of=2).read("4")
+            4
+            >>> Setting("alpha", float, 1.5, "", least=1, most=2).read(3)
+            Traceback (most recent call last):
+            manymax.errors.ArgumentError: `alpha` must be a number in [1, 2]; got 3.
         """
         found = value
         if isinstance(value, Tensor):
@@ -93,21 +101,25 @@ class Setting:
         if isinstance(value, str) and self.kind is not str:
             found = _from_text(self.kind, value)
         elif self.kind is int and isinstance(value, float) and value.is_integer():
-            found = int(value)
+            found = int(value)  # a file may hold the integer 4 as 4.0
         self.check(found)
         return float(found) if self.kind is float and isinstance(found, int) else found
 
     def value(self, given: Any, num_classes: int) -> Any:
-        """What a head is set to: the given value, checked, or where it is left out (None) the default for C classes."""
+        """The value that a head uses: `given`, checked, or the default for this number of classes if it is None."""
         if given is None:
             given = self.default if self.start is None else self.start(num_classes)
         self.check(given)
         return given
 
     def check(self, value: Any) -> None:
-        """Raise unless `value` is one that the setting can have; tensors are the member's own business."""
+        """Raise unless the setting can have this value.
+
+        A tensor, as for a learned setting, is not checked here: the member does that.
+        """
         if isinstance(value, Tensor) or (value is None and self.default is None):
             return
+        # an integer is a number, but True, which Python counts as an int, is none
         fits = isinstance(value, self.kind) or (self.kind is float and isinstance(value, int))
         if not fits or (isinstance(value, bool) and self.kind is not bool):
             raise ArgumentTypeError(f"`{self.public_name}` must be {_KINDS[self.kind]}; got {value!r}.")
@@ -129,12 +141,13 @@ class Setting:
 
     @property
     def range(self) -> str:
-        """What the value must be, in words.
+        """What the value must be, in words, for error messages and the documentation.
 
-        >>> Setting("order", int, 2, "", least=2, multiple_of=2).range
-        'an even integer of at least 2'
-        >>> Setting("alpha", float, 1.5, "", least=1, most=2).range
-        'a number in [1, 2]'
+        Example:
+            >>> Setting("order", int, 2, "", least=2, multiple_of=2).range
+            'an even integer of at least 2'
+            >>> Setting("alpha", float, 1.5, "", least=1, most=2).range
+            'a number in [1, 2]'
         """
         words = _KINDS[self.kind]
         if self.multiple_of is not None:
@@ -155,7 +168,7 @@ _TRUTH = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0":
 
 
 def _from_text(kind: type, text: str) -> Any:
-    """A number or a truth value; the text itself where it is none, which `check` then refuses."""
+    """The number or truth value that a text stands for; the text itself if it is none, which `check` then refuses."""
     if kind is bool:
         return _TRUTH.get(text.strip().lower(), text)
     try:

@@ -1,4 +1,4 @@
-"""A named table: what `FAMILY`, `SAMPLERS` and the study's tables are made of."""
+"""`Table`: a registry of named rows. `FAMILY`, `SAMPLERS` and the tables of `study` are tables of this kind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from manymax.errors import ArgumentError, unknown_name
 
 
 class Row(Protocol):
-    """What a table holds: anything with a name and, if it likes, other names for itself."""
+    """A row of a table: any object with a name and aliases, which may be empty."""
 
     @property
     def name(self) -> str: ...
@@ -23,10 +23,15 @@ RowT = TypeVar("RowT", bound=Row)
 
 
 class Table(Mapping[str, RowT]):
-    """An ordered mapping from canonical names to rows that also answers to aliases.
+    """An ordered mapping from names to rows, in which a row is also found by its aliases.
 
-    Iteration gives the canonical names in the order of the rows; an unknown name raises an
-    error with the nearest known one. `version` grows whenever the rows change.
+    Iteration gives the names, without aliases, in the order of the rows. An unknown name raises an error that suggests
+    the nearest known one. `version` grows whenever the rows change, so that what was computed from the table can be
+    recognised as out of date.
+
+    Args:
+        kind: what a row is, for messages: "loss", "sampler".
+        rows: the first rows.
     """
 
     def __init__(self, kind: str, *rows: RowT) -> None:
@@ -37,10 +42,7 @@ class Table(Mapping[str, RowT]):
             self.add(row)
 
     def add(self, row: RowT) -> None:
-        """Put another row at the end; whoever reads the table from now on knows it by its name and its aliases.
-
-        An error if one of these names is taken.
-        """
+        """Add a row at the end; raises if its name or one of its aliases is in the table already."""
         names = (row.name, *row.aliases)
         for name in names:
             if name in self._names:
@@ -53,7 +55,7 @@ class Table(Mapping[str, RowT]):
 
     @contextmanager
     def extended(self, *rows: RowT) -> Iterator[None]:
-        """The table with more rows while the block lasts; afterwards it is as it was."""
+        """Context in which the table has more rows; afterwards it is as it was before."""
         before = self._rows.copy(), self._names.copy()
         try:
             for row in rows:
