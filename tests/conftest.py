@@ -1,4 +1,4 @@
-"""Seeds and threads for all tests."""
+"""Seeds, threads and hypothesis settings for all tests."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 import torch
 from hypothesis import settings
 
-# One thread: results do not depend on the machine, and parallel workers do not fight for its cores.
+# One thread: results do not depend on the machine, and parallel test processes do not compete for its cores.
 torch.set_num_threads(1)
 
-# The same examples in every run; no deadline, because a loaded machine is not a fault.
+# The same examples in every run; no deadline, because a slow machine is no failure.
 settings.register_profile("manymax", deadline=None, derandomize=True)
 settings.load_profile("manymax")
 
@@ -21,13 +21,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--seed",
         type=int,
         default=int(os.environ.get("MANYMAX_SEED", "0")),
-        help="the seed that tests get from the fixture `seed` (default: $MANYMAX_SEED or 0)",
+        help="seed of the tests that use the fixture `seed` (default: $MANYMAX_SEED or 0)",
     )
 
 
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
-    """The run's seed; torch's global generator has been set to it. Tests must pass for any seed."""
+    """The seed of this run, with which torch's global generator is seeded. Tests must pass for any seed."""
     value: int = request.config.getoption("--seed")
     torch.manual_seed(value)
     return value

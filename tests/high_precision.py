@@ -1,7 +1,7 @@
-"""Slow and obvious references in 50 digits: each function is its definition, and nothing in it is clever.
+"""Slow references in 50 digits: each function is the definition, written down as plainly as possible.
 
-They take plain lists of floats (-inf masks a class) and give lists of mpmath numbers. The scores of a
-float32 test are rounded to float32 before they come here, so that only the arithmetic is compared.
+They take lists of floats (-inf masks a class) and return mpmath numbers or lists of them. A test of float32 rounds its
+scores to float32 before it passes them here, so that only the arithmetic is compared.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def omega_slope(prob: Number, alpha: Number) -> Number:
 
 
 def conjugate(scores: Sequence[float], alpha: Number) -> Number:
-    """<p, s> - Omega(p) at the map's p."""
+    """<p, s> - Omega(p) at p = entmax(s)."""
     probs = entmax(scores, alpha)
     inner = mp.fsum(p * mp.mpf(s) for p, s in zip(probs, scores, strict=True) if p > 0)
     return inner - omega(probs, alpha)
@@ -81,7 +81,7 @@ def bregman(probs: Sequence[Number], other: Sequence[Number], alpha: Number) -> 
 
 
 def alpha_slope(function: Callable[[Number], Sequence[Number]], alpha: float) -> list[Number]:
-    """d function(alpha) / d alpha by differences, towards the inside of [1, 2] at its ends; good to about 20 digits."""
+    """d function(alpha) / d alpha by differences, to about 20 digits; one-sided at alpha = 1 and 2."""
     step = mp.mpf(10) ** -9 * (-1 if alpha == 2 else 1)
     if alpha in (1, 2):  # one-sided, with an error of step^4
         weights = [(0, mp.mpf(-25) / 12), (1, 4), (2, -3), (3, mp.mpf(4) / 3), (4, mp.mpf(-1) / 4)]
@@ -138,12 +138,12 @@ def taylor_gradient(scores: Sequence[float], target: int, order: int) -> list[Nu
 
 
 def one_hot(target: int, num_classes: int) -> list[int]:
-    """e_y."""
+    """The one-hot vector of the target."""
     return [int(j == target) for j in range(num_classes)]
 
 
 def as_tensor(values: Number) -> Tensor:
-    """mpmath numbers, nested in lists as deep as one likes, as a float64 tensor."""
+    """A number of mpmath, or nested lists of them, as a float64 tensor."""
     return torch.tensor(_floats(values), dtype=torch.float64)
 
 

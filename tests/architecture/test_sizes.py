@@ -22,8 +22,6 @@ STILL_LONG: set[str] = {
     "src/manymax/paper/findings.py",
     "src/manymax/paper/reproduction.py",
     "src/manymax/study/report/runs.py",
-    "tests/ops/test_tree.py",
-    "tests/samplers/test_sampler_contract.py",
     "tests/study/data/test_sources.py",
     "benchmarks/heads.py",
 }

@@ -1,4 +1,4 @@
-"""When values are looked at, and what is said about them."""
+"""When the values of tensors may be read, and the errors about them."""
 
 from __future__ import annotations
 

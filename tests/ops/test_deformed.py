@@ -1,4 +1,4 @@
-"""The pieces of the derivative in alpha, against 50 digits."""
+"""The functions that the derivative in alpha needs, against 50 digits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from manymax.ops.deformed import chi, log_of, power
 from tests.high_precision import mp
 
 
-def chi_reference(u: float) -> float:
+def chi_in_high_precision(u: float) -> float:
     if abs(u) < 1e-12:  # 50 digits cannot tell the quotient of two such numbers from its limit
         return 0.5 + u / 3
     x = mp.mpf(u)
@@ -20,7 +20,7 @@ def chi_reference(u: float) -> float:
 @given(st.floats(-700, 1) | st.floats(-1, 1) | st.sampled_from([0.0, -0.5, 0.5, 1e-300, -1e-8]))
 def test_chi_keeps_its_digits(u: float) -> None:
     value = chi(torch.tensor(u, dtype=torch.float64)).item()
-    expected = chi_reference(u)
+    expected = chi_in_high_precision(u)
     assert abs(value - expected) <= 4e-15 * abs(expected)
 
 

@@ -20,21 +20,21 @@ mp.dps = 50
 Number = Any  # mpmath has no types
 
 
-def chi_square_reference(probs: list[Number], q: list[Number]) -> Number:
+def exact_chi_square(probs: list[Number], q: list[Number]) -> Number:
     if any(a == 0 < p for p, a in zip(probs, q, strict=True)):
         return mp.inf
     return mp.fsum((p - a) ** 2 / mp.mpf(a) for p, a in zip(probs, q, strict=True) if a > 0)
 
 
-def kl_reference(probs: list[Number], q: list[Number]) -> Number:
+def exact_kl(probs: list[Number], q: list[Number]) -> Number:
     if any(a == 0 < p for p, a in zip(probs, q, strict=True)):
         return mp.inf
     return mp.fsum(p * mp.log(mp.mpf(p) / a) for p, a in zip(probs, q, strict=True) if p > 0)
 
 
-def jensen_shannon_reference(probs: list[Number], q: list[Number], weight: float) -> Number:
+def exact_jensen_shannon(probs: list[Number], q: list[Number], weight: float) -> Number:
     mixture = [weight * mp.mpf(p) + (1 - mp.mpf(weight)) * mp.mpf(a) for p, a in zip(probs, q, strict=True)]
-    return weight * kl_reference(probs, mixture) + (1 - mp.mpf(weight)) * kl_reference(q, mixture)
+    return weight * exact_kl(probs, mixture) + (1 - mp.mpf(weight)) * exact_kl(q, mixture)
 
 
 def near(value: float, expected: Number, tolerance: float = 1e-12) -> bool:
@@ -53,9 +53,9 @@ def pairs(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
 @given(pairs(), st.sampled_from([0.5, 0.1, 1 / 101]))
 def test_definitions(pair: tuple[Tensor, Tensor], weight: float) -> None:
     probs, q = pair
-    assert near(chi_square(probs, q).item(), chi_square_reference(probs.tolist(), q.tolist()))
-    assert near(kl(probs, q).item(), kl_reference(probs.tolist(), q.tolist()))
-    assert near(jensen_shannon(probs, q, weight).item(), jensen_shannon_reference(probs.tolist(), q.tolist(), weight))
+    assert near(chi_square(probs, q).item(), exact_chi_square(probs.tolist(), q.tolist()))
+    assert near(kl(probs, q).item(), exact_kl(probs.tolist(), q.tolist()))
+    assert near(jensen_shannon(probs, q, weight).item(), exact_jensen_shannon(probs.tolist(), q.tolist(), weight))
 
 
 @given(pairs())
@@ -87,7 +87,7 @@ def test_a_class_that_cannot_be_drawn() -> None:
     assert chi_square(probs, q) == kl(probs, q) == math.inf
     assert chi_square(q, probs).isfinite()
     assert jensen_shannon(probs, q).isfinite()
-    assert chi_square(torch.tensor([1.0, 0.0]), q) == 0  # nor has any probability
+    assert chi_square(torch.tensor([1.0, 0.0]), q) == 0  # its probability is 0 as well
 
 
 def test_batches_broadcast_over_the_last_dimension() -> None:
@@ -101,7 +101,7 @@ def test_batches_broadcast_over_the_last_dimension() -> None:
 
 
 def test_weights_of_jensen_shannon() -> None:
-    """It is the entropy of the mixture minus the mean entropy, so disjoint distributions give the coin's entropy."""
+    """It is the entropy of the mixture minus the mean entropy: for disjoint distributions, that of a coin."""
     probs, q = torch.tensor([1.0, 0.0]).double(), torch.tensor([0.0, 1.0]).double()
     for weight in (0.5, 0.2, 1 / 11):
         entropy = -weight * math.log(weight) - (1 - weight) * math.log(1 - weight)

@@ -1,4 +1,4 @@
-"""The search as an operator: what torch asks of one, and vmap."""
+"""The threshold search as an operator: the checks that torch has for operators, and vmap."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_operators_are_registered_as_torch_wants_them(shape: tuple[int, ...], cl
 @pytest.mark.parametrize("scores_dim", [0, 1, None])
 @pytest.mark.parametrize("alpha_shape", [(), (4, 1)])
 @pytest.mark.parametrize("alpha_dim", [0, None])
-def test_vmap_is_a_loop(scores_dim: int | None, alpha_shape: tuple[int, ...], alpha_dim: int | None) -> None:
+def test_vmap_equals_a_loop(scores_dim: int | None, alpha_shape: tuple[int, ...], alpha_dim: int | None) -> None:
     if scores_dim is None and alpha_dim is None:
         return
     generator = torch.Generator().manual_seed(0)
@@ -46,5 +46,5 @@ def test_vmap_is_a_loop(scores_dim: int | None, alpha_shape: tuple[int, ...], al
     )
     for i in range(3):
         one = scores if scores_dim is None else scores.select(scores_dim, i)
-        order = alpha if alpha_dim is None else alpha.select(alpha_dim, i)
-        torch.testing.assert_close(mapped[i], run(one, order, simplex.solve, simplex.apply))
+        one_alpha = alpha if alpha_dim is None else alpha.select(alpha_dim, i)
+        torch.testing.assert_close(mapped[i], run(one, one_alpha, simplex.solve, simplex.apply))

@@ -1,4 +1,4 @@
-"""none, mean and sum."""
+"""The reductions none, mean and sum."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_values(reduction: str, expected: object) -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (2,), (0,), (0, 3)])
-def test_mean_over_nothing_is_zero_with_zero_gradient(shape: tuple[int, ...]) -> None:
+def test_mean_over_no_row_is_zero_with_zero_gradient(shape: tuple[int, ...]) -> None:
     rows = torch.zeros(shape, requires_grad=True)
     mean = reduce(rows, torch.zeros(shape), "mean")
     mean.backward()

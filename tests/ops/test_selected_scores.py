@@ -1,4 +1,4 @@
-"""Scores of picked classes and their gradients: the same from a table, in place and from gathered vectors."""
+"""Scores of selected classes and their gradients: the same from a table, in place and from gathered vectors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from manymax.ops.selected_scores import GATHERED_FLOATS, TABLE_FLOATS, entry_sco
 def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param != "table":
         monkeypatch.setattr(module, "TABLE_FLOATS", 0)
-    if request.param.startswith("gathered"):  # as on a device that is no processor
+    if request.param.startswith("gathered"):  # as on a GPU
         monkeypatch.setattr(module, "_can_read_in_place", lambda *_: False)
     if request.param == "gathered in blocks":
         monkeypatch.setattr(module, "GATHERED_FLOATS", 3 * 4 * 5)  # two rows of ids at a time
@@ -29,7 +29,7 @@ def problem(num_queries: int = 4, num_rows: int = 7) -> tuple[Tensor, Tensor, Te
     weight = torch.randn(9, 5, dtype=torch.float64, generator=random)
     rows = torch.randint(num_queries, (num_rows,), generator=random)
     ids = torch.randint(9, (num_rows, 6), generator=random)
-    ids[:, 1] = ids[:, 0]  # a class may be picked twice
+    ids[:, 1] = ids[:, 0]  # a class may be selected twice
     return input, weight, rows, ids
 
 
@@ -73,7 +73,7 @@ def test_ids_of_no_class_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_no_pick_no_score_and_no_word(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_ids_give_no_scores_and_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TABLE_FLOATS", 0)
     input, weight, rows, ids = problem()
     assert selected_scores(input, weight, ids[:0], rows[:0]).shape == (0, 6)

@@ -1,4 +1,4 @@
-"""The threshold search against a plain bisection, on every path through it."""
+"""The threshold search against a plain bisection, in every way that it can take."""
 
 from __future__ import annotations
 
@@ -49,23 +49,23 @@ def conjugate_of(probs: Tensor, scores: Tensor, alpha: float) -> Tensor:
 
 
 def peaked(rows: int, classes: int, generator: torch.Generator) -> Tensor:
-    """As a trained model gives them: few classes close to the top."""
+    """Scores as of a trained model: few classes close to the top."""
     return 6 * torch.randn(rows, classes, generator=generator, dtype=torch.float64)
 
 
 def fresh(rows: int, classes: int, generator: torch.Generator) -> Tensor:
-    """As a new model gives them: nearly equal, so that every class is in the support."""
+    """Scores as of a new model: nearly equal, so that every class is in the support."""
     return 1e-4 * torch.randn(rows, classes, generator=generator, dtype=torch.float64)
 
 
-def middling(rows: int, classes: int, generator: torch.Generator) -> Tensor:
-    """A support of about an eighth of the classes, where the search changes its way."""
+def medium(rows: int, classes: int, generator: torch.Generator) -> Tensor:
+    """A support of about an eighth of the classes, where the search changes from candidates to whole rows."""
     return torch.rand(rows, classes, generator=generator, dtype=torch.float64) * 3
 
 
 def mixed(rows: int, classes: int, generator: torch.Generator) -> Tensor:
-    """Rows of all kinds side by side."""
-    kinds = [peaked, fresh, middling]
+    """Peaked, fresh and medium rows in turns."""
+    kinds = [peaked, fresh, medium]
     return torch.cat([kinds[row % 3](1, classes, generator) for row in range(rows)])
 
 
@@ -75,7 +75,7 @@ def tied(rows: int, classes: int, generator: torch.Generator) -> Tensor:
 
 
 def last_on_top(rows: int, classes: int, generator: torch.Generator) -> Tensor:
-    """The support sits in the classes that are left over from the groups."""
+    """The support is in the last classes, which fill no group."""
     scores = peaked(rows, classes, generator)
     scores[:, -(classes % simplex.GROUP or 1) :] += 60
     return scores
@@ -92,7 +92,7 @@ def one_group(rows: int, classes: int, generator: torch.Generator) -> Tensor:
 KINDS: list[Callable[[int, int, torch.Generator], Tensor]] = [
     peaked,
     fresh,
-    middling,
+    medium,
     mixed,
     tied,
     last_on_top,
@@ -141,7 +141,7 @@ def test_search_agrees_with_bisection(
 def test_search_agrees_with_bisection_for_every_alpha(classes: int, dtype: torch.dtype) -> None:
     """A fault of rounding shows in small windows of alpha only: all of them, in steps of 1/200."""
     generator = torch.Generator().manual_seed(1)
-    scores = torch.cat([kind(1, classes, generator) for kind in (peaked, middling, tied)]).to(dtype)
+    scores = torch.cat([kind(1, classes, generator) for kind in (peaked, medium, tied)]).to(dtype)
     wrong = {}
     for alpha in [1 + i / 200 for i in range(201)]:
         error = (
@@ -154,9 +154,9 @@ def test_search_agrees_with_bisection_for_every_alpha(classes: int, dtype: torch
 
 @pytest.mark.parametrize("alpha", [1.1, 1.5, 2.0])
 @pytest.mark.parametrize("offset", [1e4, -1e4, 1e6, -1e9])
-@pytest.mark.parametrize("kind", [peaked, middling])
-def test_an_offset_costs_no_class(kind: Callable[..., Tensor], offset: float, alpha: float) -> None:
-    """At an offset neighbouring float32 scores are far apart, and many of them are just above a threshold."""
+@pytest.mark.parametrize("kind", [peaked, medium])
+def test_no_class_is_lost_at_an_offset(kind: Callable[..., Tensor], offset: float, alpha: float) -> None:
+    """Large float32 scores are coarse, so that many of them lie at or next to a threshold."""
     scores = (kind(60, 640, torch.Generator().manual_seed(2)) + offset).float()
     probs = probs_of(scores, torch.tensor(alpha, dtype=torch.float64))
     torch.testing.assert_close(probs.double(), bisection(scores, alpha), rtol=0, atol=1e-6)
@@ -166,9 +166,9 @@ def test_an_offset_costs_no_class(kind: Callable[..., Tensor], offset: float, al
 @pytest.mark.parametrize("classes", [7, 1200])
 def test_one_alpha_per_row_agrees_with_one_alpha_for_all(alpha: float, classes: int) -> None:
     scores = mixed(6, classes, torch.Generator().manual_seed(1))
-    orders = torch.tensor([1.5, alpha, 2.0, 1.0, alpha, 1.01], dtype=torch.float64)
-    together = simplex.solve(scores, orders[:, None])
-    alone = [simplex.solve(scores[i : i + 1], orders[i]) for i in range(6)]
+    alphas = torch.tensor([1.5, alpha, 2.0, 1.0, alpha, 1.01], dtype=torch.float64)
+    together = simplex.solve(scores, alphas[:, None])
+    alone = [simplex.solve(scores[i : i + 1], alphas[i]) for i in range(6)]
     for column, parts in zip(together, zip(*alone, strict=True), strict=True):
         torch.testing.assert_close(column, torch.cat(parts), rtol=1e-12, atol=1e-12)
 
@@ -181,7 +181,7 @@ def test_one_alpha_per_row_with_masked_classes(alpha: float) -> None:
     torch.testing.assert_close(probs[1:], bisection(scores[1:], 1.5), rtol=0, atol=1e-12)
 
 
-def test_every_way_of_searching_a_long_row_is_taken() -> None:
+def test_each_way_of_searching_a_long_row_is_taken() -> None:
     scores = mixed(6, 2000, torch.Generator().manual_seed(0))
     parts, wide, _ = simplex.candidates(scores, 0.5)
     assert [part.rows.tolist() for part in parts] == [[0, 3]]
@@ -214,14 +214,14 @@ def test_candidates_hold_the_whole_support(alpha: float) -> None:
 
 @pytest.mark.parametrize("alpha", [1.0, 1.1, 1.5, 2.0])
 def test_results_do_not_depend_on_the_blocks(alpha: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    scores, order = mixed(9, 700, torch.Generator().manual_seed(0)), torch.tensor(alpha, dtype=torch.float64)
-    whole = probs_of(scores, order)
+    scores, alpha_tensor = mixed(9, 700, torch.Generator().manual_seed(0)), torch.tensor(alpha, dtype=torch.float64)
+    whole = probs_of(scores, alpha_tensor)
 
     def pairs(rows: int, *_: int) -> list[slice]:
         return [slice(start, min(start + 2, rows)) for start in range(0, rows, 2)]
 
     monkeypatch.setattr(simplex, "row_blocks", pairs)
-    torch.testing.assert_close(probs_of(scores, order), whole, rtol=1e-13, atol=1e-15)
+    torch.testing.assert_close(probs_of(scores, alpha_tensor), whole, rtol=1e-13, atol=1e-15)
 
 
 @pytest.mark.parametrize("classes", [4, 600])
@@ -233,11 +233,11 @@ def test_no_rows(classes: int) -> None:
 
 @pytest.mark.parametrize("alpha", [1.0, 1.2, 1.5, 2.0])
 def test_scale_multiplies_each_row(alpha: float) -> None:
-    scores, order = mixed(4, 9, torch.Generator().manual_seed(0)), torch.tensor(alpha, dtype=torch.float64)
-    maximum, log_top, _ = simplex.solve(scores, order)
+    scores, alpha_tensor = mixed(4, 9, torch.Generator().manual_seed(0)), torch.tensor(alpha, dtype=torch.float64)
+    maximum, log_top, _ = simplex.solve(scores, alpha_tensor)
     scale = torch.tensor([2.0, -1.0, 0.0, 0.5], dtype=torch.float64)
-    scaled = simplex.apply(scores, order, maximum, log_top, scale)
-    torch.testing.assert_close(scaled, scale[:, None] * probs_of(scores, order))
+    scaled = simplex.apply(scores, alpha_tensor, maximum, log_top, scale)
+    torch.testing.assert_close(scaled, scale[:, None] * probs_of(scores, alpha_tensor))
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.2, 1.5, 2.0])

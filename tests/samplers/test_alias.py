@@ -22,7 +22,7 @@ WEIGHTS = st.one_of(
 ).filter(lambda weights: sum(weights) > 0)
 
 
-def law(keep: Tensor, alias: Tensor) -> Tensor:
+def distribution_of_table(keep: Tensor, alias: Tensor) -> Tensor:
     """The distribution that a table draws from, by going through its columns."""
     probs = torch.zeros_like(keep)
     for column, (share, other) in enumerate(zip(keep.tolist(), alias.tolist(), strict=True)):
@@ -38,7 +38,7 @@ def test_the_table_draws_from_the_distribution(weights: list[float]) -> None:
     probs /= probs.sum()
     keep, alias = alias_table(probs)
     assert ((keep >= 0) & (keep <= 1)).all()
-    assert torch.allclose(law(keep, alias), probs, rtol=0, atol=1e-14)
+    assert torch.allclose(distribution_of_table(keep, alias), probs, rtol=0, atol=1e-14)
     # What cannot be drawn has no column and fills none.
     impossible = probs == 0
     assert (keep[impossible] == 0).all()
@@ -49,7 +49,7 @@ def test_the_table_draws_from_the_distribution(weights: list[float]) -> None:
 def test_equal_weights_keep_their_columns(num_classes: int) -> None:
     probs = torch.full((num_classes,), 1 / num_classes, dtype=torch.float64)  # 49 / 49 rounds to just under 1
     keep, alias = alias_table(probs)
-    assert torch.allclose(law(keep, alias), probs, rtol=1e-12)
+    assert torch.allclose(distribution_of_table(keep, alias), probs, rtol=1e-12)
 
 
 def test_relative_error_with_many_classes() -> None:

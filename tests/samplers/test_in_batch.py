@@ -1,4 +1,4 @@
-"""In-batch negatives and the frequency that is estimated while the batches go by."""
+"""In-batch negatives, and the frequencies of classes that are estimated from the batches."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from manymax.samplers import InBatchSampler, StreamingFrequency
 TARGET = torch.tensor([4, 2, 4, 0])
 
 
-def reference_gaps(batches: list[list[int]], num_classes: int, rate: float) -> list[float]:
-    """q of every class, one class and one batch at a time."""
+def slow_frequencies(batches: list[list[int]], num_classes: int, rate: float) -> list[float]:
+    """q of every class by the formulas of `StreamingFrequency`, one class and one batch at a time."""
     gap, last, seen, time = [float(num_classes)] * num_classes, [0] * num_classes, [0] * num_classes, 0
     for batch in batches:
         time += len(batch)
@@ -34,12 +34,12 @@ def reference_gaps(batches: list[list[int]], num_classes: int, rate: float) -> l
     rate=st.sampled_from([0.01, 0.3, 1.0]),
 )
 @settings(max_examples=100, deadline=None)
-def test_streaming_equals_the_slow_reference(batches: list[list[int]], rate: float) -> None:
+def test_streaming_equals_a_slow_reference(batches: list[list[int]], rate: float) -> None:
     frequency = StreamingFrequency(7, rate)
     for batch in batches:
         frequency.update(torch.tensor(batch))
     probs = frequency.log_prob_of(torch.arange(7)).exp()
-    assert torch.allclose(probs, torch.tensor(reference_gaps(batches, 7, rate)).double(), rtol=1e-6)
+    assert torch.allclose(probs, torch.tensor(slow_frequencies(batches, 7, rate)).double(), rtol=1e-6)
     assert probs.sum().item() == pytest.approx(1, rel=1e-9)
 
 
@@ -66,7 +66,7 @@ def test_streaming_follows_a_drift() -> None:
         assert frequency.log_prob_of(torch.tensor([0])).exp().item() == pytest.approx(share, rel=0.5)
 
 
-def test_only_training_mode_updates() -> None:
+def test_only_calls_in_training_mode_update_the_frequency() -> None:
     sampler = InBatchSampler(6)
     sampler.eval()
     before = {name: buffer.clone() for name, buffer in sampler.named_buffers()}
@@ -100,7 +100,7 @@ def test_the_whole_batch_is_shared_and_marks_own_positives() -> None:
 @pytest.mark.parametrize("num_positives", [1, 3])
 @pytest.mark.parametrize("num_negatives", [1, 2, 4])
 def test_per_row_never_takes_the_rows_own_positives(num_positives: int, num_negatives: int) -> None:
-    target = torch.arange(5 * num_positives).view(5, num_positives)  # every positive tells its row
+    target = torch.arange(5 * num_positives).view(5, num_positives)  # positives of row r are r P, r P + 1, ...
     sampler = InBatchSampler(15)
     for seed in range(50):
         positive = target if num_positives > 1 else target[:, 0]
@@ -119,7 +119,7 @@ def test_shared_draws_of_several_positives_name_their_row() -> None:
 
 @pytest.mark.parametrize(("num_negatives", "shared"), [(None, False), (4, True), (4, False)])
 def test_rows_of_one_query_are_no_negatives_of_each_other(num_negatives: int | None, shared: bool) -> None:
-    """Every positive tells its query: what is not marked is another's."""
+    """The tens digit of every positive is its query: marked are exactly the draws from the own query."""
     owner = torch.tensor([0, 0, 3, 1, 1, 1])
     target = owner * 10 + torch.arange(6)
     draw = InBatchSampler(40)(num_negatives, target=target, owner=owner, shared=shared)

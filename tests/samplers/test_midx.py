@@ -1,4 +1,4 @@
-"""The adaptive sampler: its law by brute force, its codewords, its state."""
+"""The adaptive sampler: its distribution by brute force, its codewords, its state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def problem(num_classes: int, batch: int, dim: int) -> tuple[Tensor, Tensor]:
     return queries, torch.randn(num_classes, dim, generator=random, dtype=torch.float64)
 
 
-def law_by_brute_force(sampler: MIDXSampler, queries: Tensor, weight: Tensor) -> Tensor:
+def distribution_by_brute_force(sampler: MIDXSampler, queries: Tensor, weight: Tensor) -> Tensor:
     """Each class vector replaced by its nearest codewords, then the softmax over all classes, one class at a time."""
     half = weight.shape[1] // 2
     quantised = torch.empty_like(weight)
@@ -32,18 +32,18 @@ def law_by_brute_force(sampler: MIDXSampler, queries: Tensor, weight: Tensor) ->
 @pytest.mark.parametrize(
     ("num_classes", "dim", "num_codewords"), [(50, 6, 4), (50, 5, 7), (9, 1, 3), (3, 2, 32), (200, 8, 1)]
 )
-def test_the_law_is_the_softmax_of_quantised_scores(num_classes: int, dim: int, num_codewords: int) -> None:
+def test_q_is_the_softmax_of_quantised_scores(num_classes: int, dim: int, num_codewords: int) -> None:
     queries, weight = problem(num_classes, 4, dim)
     sampler = MIDXSampler(num_classes, num_codewords)
     sampler.refresh(weight, torch.Generator().manual_seed(0))
-    expected = law_by_brute_force(sampler, queries, weight)
+    expected = distribution_by_brute_force(sampler, queries, weight)
     probs = sampler.log_probs(input=queries, dtype=torch.float64).exp()
     assert torch.allclose(probs, expected, rtol=1e-9)
     shared = sampler.log_probs(input=queries, shared=True, dtype=torch.float64).exp()
     assert torch.allclose(shared, expected.mean(0), rtol=1e-9)
 
 
-def test_with_a_codeword_for_every_class_the_law_is_the_softmax() -> None:
+def test_with_a_codeword_for_every_class_q_is_the_softmax() -> None:
     queries, weight = problem(12, 4, 6)
     sampler = MIDXSampler(12, num_codewords=12)
     sampler.refresh(weight)
@@ -69,7 +69,9 @@ def test_refresh_follows_the_class_vectors() -> None:
     sampler.refresh(weight, torch.Generator().manual_seed(0))
     before = sampler.log_probs(input=queries)
     sampler.refresh(-weight)
-    assert torch.allclose(sampler.log_probs(input=queries).exp(), law_by_brute_force(sampler, queries, -weight).float())
+    assert torch.allclose(
+        sampler.log_probs(input=queries).exp(), distribution_by_brute_force(sampler, queries, -weight).float()
+    )
     assert not torch.allclose(sampler.log_probs(input=queries), before)
     sampler.refresh(torch.cat([weight, weight], 1))  # another width: new codewords
     assert sampler.codewords.shape == (8, 8)

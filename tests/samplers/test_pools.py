@@ -50,7 +50,7 @@ def marginal_by_the_formula(num_classes: int, num_candidates: int, num_negatives
         (2, 500, 100),
     ],
 )
-def test_marginal_law_of_dns(num_classes: int, num_candidates: int, num_negatives: int) -> None:
+def test_marginal_distribution_of_dns(num_classes: int, num_candidates: int, num_negatives: int) -> None:
     sampler = DNSSampler(num_classes, num_candidates)
     log_q = sampler.marginal_log_q(torch.arange(num_classes), num_negatives)
     assert log_q.exp().sum().item() == pytest.approx(1, rel=1e-9)
@@ -59,7 +59,7 @@ def test_marginal_law_of_dns(num_classes: int, num_candidates: int, num_negative
     assert np.allclose(log_q.exp().numpy(), formula, rtol=1e-9, atol=1e-14)
 
 
-def test_marginal_law_of_one_kept_candidate_in_the_far_tail() -> None:
+def test_marginal_probability_of_a_class_far_below_one_kept_candidate() -> None:
     rank, num_classes, num_candidates = 9_900, 10_000, 60
     log_q = DNSSampler(num_classes, num_candidates).marginal_log_q(torch.tensor([rank]), 1).item()
     above, own = math.log1p(-rank / num_classes), math.log1p(-1 / (num_classes - rank))
@@ -146,7 +146,7 @@ def repeated_draws(
     return [sampler(num_negatives, input=queries, shared=shared, generator=generator, **arguments) for _ in range(800)]
 
 
-def is_zero_on_average(values: Tensor) -> bool:
+def mean_is_zero(values: Tensor) -> bool:
     """Whether the mean of independent rows is zero within 4 standard errors."""
     return bool((values.mean(0).abs() < 4 * values.std(0) / math.sqrt(len(values))).all())
 
@@ -161,7 +161,7 @@ def test_two_pass_estimates_the_partition_function_without_bias(shared: bool, sh
         ((scores[:, draw.ids] if shared else scores.gather(1, draw.ids)) - draw.log_q).exp().mean(-1)
         for draw in repeated_draws(sampler, queries, 2, shared, linear_weight=weight)
     ]
-    assert is_zero_on_average(torch.stack(estimates) - scores.exp().sum(-1))
+    assert mean_is_zero(torch.stack(estimates) - scores.exp().sum(-1))
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -171,7 +171,7 @@ def test_two_pass_estimates_the_marginal_of_the_target_without_bias(shared: bool
     draws = repeated_draws(TwoPassSampler(8, 3), queries, 1, shared, linear_weight=weight, target=target)
     stated = torch.stack([draw.log_q_target.exp() for draw in draws])
     drawn = torch.stack([draw.hits(target).double().mean(-1) for draw in draws])
-    assert is_zero_on_average(stated - drawn)
+    assert mean_is_zero(stated - drawn)
 
 
 def test_two_pass_from_one_candidate_is_its_base() -> None:

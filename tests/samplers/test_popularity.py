@@ -1,4 +1,4 @@
-"""Popularity, uniform and log-uniform: values, bad counts, and more classes than float32 can count."""
+"""The popularity, uniform and log-uniform samplers: probabilities, bad counts, and more classes than 2^24."""
 
 from __future__ import annotations
 
