@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from manymax.members.rg import interactions as sparse
+from manymax.members.rg import interactions as interaction_rows
 from tests.als.dense import VARIANTS
 
 
@@ -19,5 +19,5 @@ def variant(request: pytest.FixtureRequest) -> dict[str, Any]:
 def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """All rows in one block, where the longest decides how they are solved, or each row in its own."""
     if request.param == "single rows":
-        monkeypatch.setattr(sparse, "SHARED_BLOCK", 1)
-        monkeypatch.setattr(sparse, "SEPARATE_BLOCK", 1)
+        monkeypatch.setattr(interaction_rows, "SHARED_BLOCK", 1)
+        monkeypatch.setattr(interaction_rows, "SEPARATE_BLOCK", 1)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from manymax.members.rg import interactions as sparse
+from manymax.members.rg import interactions as interaction_rows
 from manymax.members.rg import systems
 from manymax.members.rg.als import RGFactorization
 from manymax.members.rg.interactions import InteractionPairs, Rows
@@ -211,7 +211,11 @@ def test_block_sizes_do_not_matter(variant: dict[str, Any], size: int, monkeypat
     users, items = interactions()
     values = torch.rand(len(users), generator=generator(1), dtype=torch.float64)
     wanted = build(**variant).fit(users, items, values=values, sweeps=2)
-    for module, name in ((sparse, "SHARED_BLOCK"), (sparse, "SEPARATE_BLOCK"), (systems, "GRAM_ROWS")):
+    for module, name in (
+        (interaction_rows, "SHARED_BLOCK"),
+        (interaction_rows, "SEPARATE_BLOCK"),
+        (systems, "GRAM_ROWS"),
+    ):
         monkeypatch.setattr(module, name, size)
     blocked = build(**variant).fit(users, items, values=values, sweeps=2)
     torch.testing.assert_close(blocked.user_vectors, wanted.user_vectors, rtol=1e-10, atol=1e-12)
@@ -238,7 +242,7 @@ def test_memory_is_linear(keywords: dict[str, Any], monkeypatch: pytest.MonkeyPa
     users = torch.randint(num_users, (count,), generator=generator(0))
     items = torch.randint(num_items, (count,), generator=generator(1))
     for name in ("SHARED_BLOCK", "SEPARATE_BLOCK"):
-        monkeypatch.setattr(sparse, name, 4000)
+        monkeypatch.setattr(interaction_rows, name, 4000)
     model = build(size=(num_users, num_items, dim), **keywords)
     with LargestTensor() as largest:
         model.fit(users, items, sweeps=1)

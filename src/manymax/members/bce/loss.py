@@ -6,7 +6,7 @@
 With labels drawn from p and negatives from q, s = log(p / q) minimises the expected loss, class by class. The loss does
 not use log q.
 
-Published in: Kang and McAuley, ICDM 2018, equation 12.
+Citation: Kang and McAuley, ICDM 2018, equation 12.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ With labels drawn from p and negatives from q, the expected loss of every pair o
 log(p_i q_j / (p_j q_i)), so s = log(p / q) minimises it. With one negative BPR is sampled softmax without correction.
 The loss does not use log q.
 
-Published in: Rendle, Freudenthaler, Gantner, Schmidt-Thieme, "BPR", UAI 2009.
+Citation: Rendle, Freudenthaler, Gantner, Schmidt-Thieme, "BPR", UAI 2009.
 """
 
 from __future__ import annotations

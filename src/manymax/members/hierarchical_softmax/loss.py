@@ -10,7 +10,7 @@ takes the place of the sigmoid. A step touches the vectors on the paths of its p
 mean length of a path is within 1 of the entropy of the counts, in bits. Classes must be ranked by log P. The sum of
 scores along a path, which the paper calls the "implicit score", is not a function of P and ranks classes differently.
 
-References: Morin and Bengio, "Hierarchical probabilistic neural network language model", AISTATS 2005; Mikolov,
+Citations: Morin and Bengio, "Hierarchical probabilistic neural network language model", AISTATS 2005; Mikolov,
 Sutskever, Chen, Corrado, Dean, "Distributed representations of words and phrases", NeurIPS 2013, section 2.1.
 """
 

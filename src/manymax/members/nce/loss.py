@@ -8,7 +8,7 @@ The scores stand for log-probabilities: if hits (negatives that are the positive
 the expected loss, for every k. So NCE is not shift invariant, and with log Z0 = 0 scores must be able to reach about
 -log C. The paper prints the noise term with the wrong sign, with which the loss has no minimum.
 
-Published in: Gutmann and Hyvarinen, AISTATS 2010.
+Citation: Gutmann and Hyvarinen, AISTATS 2010.
 """
 
 from __future__ import annotations

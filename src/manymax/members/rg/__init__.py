@@ -1,4 +1,4 @@
-"""RG: everything about this member, its alternating least squares included."""
+"""RG: its loss, kernel, facts, theory and alternating least squares, and its entry in `FAMILY`."""
 
 from manymax.engine.member import Member, Solver
 from manymax.members.rg.als import SETTINGS, RGFactorization

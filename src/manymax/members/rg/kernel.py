@@ -1,4 +1,8 @@
-"""RG from queries and class vectors: mean and covariance of the vectors instead of scores."""
+"""The kernel of RG: the loss from queries and class vectors, by the mean and the covariance of the class vectors.
+
+For a query x with scores s_j = <x, w_j>, mean(s) = <x, mean(w)> and var(s) = <x, cov(w) x>. So no score but those of
+the positives is computed: the moments cost C d^2 once per step, and a row costs d^2.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +21,10 @@ from manymax.ops.lookup import lookup
 
 
 def rg_kernel() -> Callable[[HeadCall], Tensor]:
-    """From a call to the losses of its rows, (N,).
+    """The kernel of RG for a head: from a call to the losses of its rows, (N,), the same on every rank.
 
-    mean(s) = <x, mean(w)> and var(s) = <x, cov(w) x>, so that a row costs d^2 and the class vectors C d^2, once.
-    No score but the positives' is computed. What ranks exchange are the moments and one number per row.
+    Each loss is |t| (log C + mean(s) + var(s)/2) - sum_i t_i s_i. The ranks exchange the moments of the class vectors
+    and one number per row.
 
     Example:
         >>> import torch, manymax
@@ -32,33 +36,49 @@ def rg_kernel() -> Callable[[HeadCall], Tensor]:
 
 
 def _losses(call: HeadCall) -> Tensor:
+    """The losses of the rows of a call, (N,), in the dtype of the arithmetic (float32 at least)."""
     ranks, queries, vectors = call.shards.ranks, call.queries, call.vectors
-    if call.bias is not None:  # a bias is one more feature of the class vectors
+    if call.bias is not None:
+        # A bias is one more feature of the class vectors, for which every query has a 1. The maximum over all ranks
+        # shows nan, +inf, and -inf for all classes, and makes every rank raise the same error. A masked class has the
+        # bias -inf, and 0 x -inf is nan: it gets 0 here, and `_centred` drops its whole vector.
         check_finite(ranks.maximum(call.bias.amax()))
         bias = call.bias if call.live is None else torch.where(call.live, call.bias, 0)
         vectors = torch.cat([vectors, bias.unsqueeze(1)], 1)
         queries = torch.cat([queries, torch.ones_like(queries[:, :1])], 1)
     rows = call.rows()
-    near, count = _near_zero(vectors, call)
-    mean = queries @ (ranks.total(near.sum(0)) / count)
-    square = ((queries @ (ranks.total(Gram.apply(near)) / count)) * queries).sum(1)
-    # var(s) = mean(s^2) - mean(s)^2, which loses no digits because the mean is next to 0
+    centred, count = _centred(vectors, call)
+    # The ranks add up their parts of the sum of all class vectors, (d,), and of their squares, (d, d). Both results
+    # are shared, and so is all that follows from them and the queries: every rank finds the whole gradient of the
+    # queries through `mean` and `square` by itself, and nothing of it may be added up over the ranks.
+    mean = queries @ (ranks.total(centred.sum(0)) / count)
+    square = ((queries @ (ranks.total(Gram.apply(centred)) / count)) * queries).sum(1)
+    # var(s) = mean(s^2) - mean(s)^2 loses no digits, because the vectors are centred and the mean is next to 0. The
+    # mean is not left out: it carries the gradient that the centring does not have.
     partition = count.log() + mean + (square - mean.square()) / 2
-    value = rows.total * partition - ranks.total(_inner(ranks.spread(queries), near, rows))
+    # The scores of the positives are local: a rank has those of its own classes. Here the gradient of the queries
+    # differs from rank to rank and has to be added up, which `spread` does; one number per row travels forward.
+    value = rows.total * partition - ranks.total(_positive_scores(ranks.spread(queries), centred, rows))
     check_finite(value)
     if call.keywords.multilabel != "normalized":
         return value
+    # "normalized": the loss for the target t / |t|, with Omega(t / |t|) = (C |t / |t||^2 - 1) / 2 - log C added, which
+    # makes it (C / 2) |p - t / |t||^2. The squared norm is a sum over the classes of all ranks; it is taken without a
+    # derivative, as a constant of the targets. A row without positives costs 0.
     scale = 1 / torch.where(rows.total > 0, rows.total, 1)
     omega = (count * ranks.sum(square_norm(rows)) * scale.square() - 1) / 2 - count.log()
     return torch.where(rows.total > 0, value * scale + omega, 0)
 
 
-def _near_zero(vectors: Tensor, call: HeadCall) -> tuple[Tensor, Tensor]:
-    """The vectors minus their mean as rounding leaves it, 0 for masked classes, and the number of the others.
+def _centred(vectors: Tensor, call: HeadCall) -> tuple[Tensor, Tensor]:
+    """The class vectors of this rank minus the mean over all ranks, 0 for masked classes; and the number of the others.
 
-    The loss is that of any scores moved by a constant, so what is taken off needs no gradient; and a large mean costs
-    no digits.
+    Returns:
+        Vectors, (classes of this rank, d), and the number of classes that are not masked, (), over all ranks.
     """
+    # Taking the same vector off all class vectors adds a constant to the scores of a row, which leaves the loss as it
+    # is: any vector may be taken off, without a gradient (`sum` instead of `total`), even one with rounding errors.
+    # The mean is the one for which the differences of squares in `_losses` do not cancel.
     ranks, live = call.shards.ranks, call.live
     if live is None:
         count = vectors.new_tensor(call.shards.num_classes)
@@ -69,7 +89,7 @@ def _near_zero(vectors: Tensor, call: HeadCall) -> tuple[Tensor, Tensor]:
 
 
 class Gram(torch.autograd.Function):
-    """V^T V, whose gradient V (G + G^T) is one product; autograd by itself takes two."""
+    """V^T V, (d, d), for V (C, d); its gradient V (G + G^T) is one product with V, for which autograd takes two."""
 
     generate_vmap_rule = True
 
@@ -79,6 +99,8 @@ class Gram(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        # Saved for reverse mode and for forward mode; both formulas are made of torch operations and can be
+        # differentiated again, and `generate_vmap_rule` makes `torch.vmap` work on them.
         ctx.save_for_backward(*inputs)
         ctx.save_for_forward(*inputs)
 
@@ -94,33 +116,38 @@ class Gram(torch.autograd.Function):
         return half + half.T
 
 
-def _inner(queries: Tensor, vectors: Tensor, rows: RowTarget) -> Tensor:
-    """sum_i t_i s_i over the classes of this rank, (N,)."""
+def _positive_scores(queries: Tensor, vectors: Tensor, rows: RowTarget) -> Tensor:
+    """sum_i t_i s_i over the classes i of this rank, (N,), without a table of scores."""
+    # Full rows of weights: sum_i t_i <x, w_i> = <x, sum_i t_i w_i>, one product of (N, C) weights with the vectors.
     if rows.ids is None:
         inner = ((rows.weights @ vectors) * queries).sum(1)
-    elif rows.ids.shape[1] > 1 and visible(rows.weights):  # rows with fewer positives than others are not padded
+    # Several listed positives: one entry per positive, so that no row is padded to the row with the most. Ids of other
+    # ranks have weight 0 here and are left out as padding is.
+    elif rows.ids.shape[1] > 1 and visible(rows.weights):
         row, column = rows.weights.nonzero(as_tuple=True)
         scores = (lookup(vectors, rows.ids[row, column]) * lookup(queries, row)).sum(1)
         inner = queries.new_zeros(len(queries)).index_add(0, row, rows.weights[row, column] * scores)
     else:
         inner = (rows.weights * (embedding(rows.ids, vectors) @ queries.unsqueeze(2)).squeeze(2)).sum(1)
+    # Smoothing gives every class of a row the weight share x class_weight: again one weighted sum of the vectors.
     if rows.share is not None and rows.class_weight is not None:
         inner = inner + rows.share * (queries @ (rows.class_weight @ vectors))
     return inner
 
 
 def square_norm(rows: RowTarget) -> Tensor:
-    """sum_i t_i^2, (n,), smoothing included."""
+    """sum_i t_i^2 over the classes i of this rank, (n,), smoothing included."""
     square = rows.weights.square().sum(1)
     if rows.share is None or rows.class_weight is None:
         return square
+    # t_i = weights_i + share x class_weight_i: the square of a sum, of which only the first part is listed by id.
     weights = rows.class_weight if rows.ids is None else rows.class_weight[rows.ids]
     cross = 2 * rows.share * (rows.weights * weights).sum(1)
     return square + cross + rows.share.square() * rows.class_weight.square().sum()
 
 
 def cost(shape: Shape, plain: bool) -> Cost:
-    """The Gram matrix of the class vectors and its gradient, and d^2 for each row."""
+    """Cost of a step: the Gram matrix of the class vectors and its gradient, C d^2 each, and d^2 per row."""
     if plain:
         work = Work(flops=6 * shape.table * shape.dim, fresh=22 * shape.table + shape.vectors, calls=PER_STEP)
         return of_tables(work, 3, shape, 6 * shape.table)
@@ -131,5 +158,5 @@ def cost(shape: Shape, plain: bool) -> Cost:
 
 
 def traffic(shape: Shape, ranks: int) -> Traffic:
-    """A mean twice, once as rounding leaves it, the square of the vectors, and a number per row."""
+    """What the ranks add up in the forward pass: mean and centred mean, (d,) each, Gram matrix, one number per row."""
     return Traffic(4, FLOAT * (2 * shape.dim + shape.dim**2 + shape.batch))

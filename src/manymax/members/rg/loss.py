@@ -6,12 +6,13 @@
     loss      l(y, s) = Z(s) - s_y
     gradient  p - e_y
 
-It is a squared loss: l = ||s - mean(s) - (C e_y - 1)||^2 / (2 C) + log C - (C - 1)/2, which can be
-negative. Its minimiser is affine in p, so it ranks rightly but its scores are no logits: at its own
-optimum the expansion is far off. Mean and variance of the scores follow from the mean and the
-covariance of the class vectors, so with a linear head no table of scores is needed.
+It is a squared loss: l = ||s - mean(s) - (C e_y - 1)||^2 / (2 C) + log C - (C - 1)/2, which can be negative. The scores
+that minimise its expectation are affine in p: they rank the classes like p, but they are no logits, and at them the
+expansion is far from log sum_j exp(s_j). Mean and variance of the scores follow from the mean and the covariance of the
+class vectors, so a linear head needs no table of scores. `manymax.RGFactorization` minimises the loss by alternating
+least squares.
 
-References: Pu et al., ICML 2024 (RG2); the ALS solver is `manymax.RGFactorization`.
+Citation: Pu et al., ICML 2024 (RG2).
 """
 
 from __future__ import annotations
@@ -32,28 +33,32 @@ from manymax.ops.reduction import reduce
 
 
 def _centred(scores: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """s - mean(s) (0 at masked classes), the mean in two parts (..., 1) and the number of live classes (..., 1).
+    """The scores minus their mean, 0 at masked classes; the mean in two parts; and the number of live classes.
 
-    The first part is the mean as rounding leaves it, without a gradient; the second is the small rest, with
-    the gradient: a mean of large scores is not a float to the last digit, and the loss needs that digit.
+    Returns:
+        Centred scores (..., C); the rounded mean and the remainder that rounding left, (..., 1) each, whose sum is the
+        mean; and the number of classes that are not masked, (..., 1).
     """
-    live = scores != -torch.inf  # nan is alive: it must show
+    # The mean of large scores is rounded, and the loss, a difference to a score, needs the digits that it loses. So the
+    # rounded mean is taken off first, as a constant without gradient. The mean of what is left is small, has all of its
+    # digits, and carries the gradient.
+    live = scores != -torch.inf  # nan counts as live, so that it reaches the mean and is found there
     count = live.sum(-1, keepdim=True)
-    base = (torch.where(live, scores, 0).sum(-1, keepdim=True) / count).detach()
-    d = torch.where(live, scores - base, 0)
-    rest = d.sum(-1, keepdim=True) / count
-    return torch.where(live, d - rest, 0), base, rest, count
+    rounded_mean = (torch.where(live, scores, 0).sum(-1, keepdim=True) / count).detach()
+    d = torch.where(live, scores - rounded_mean, 0)
+    remainder = d.sum(-1, keepdim=True) / count
+    return torch.where(live, d - remainder, 0), rounded_mean, remainder, count
 
 
 def rg(scores: Tensor, dim: int = -1) -> Tensor:
-    """RG's map, p_i = (1 + s_i - mean(s)) / C: sums to 1 but may be negative.
+    """RG's map, p_i = (1 + s_i - mean(s)) / C, whose values sum to 1 but may be negative.
 
     Args:
-        scores: (..., C) scores; -inf masks a class, and C counts the live ones.
+        scores: (..., C) scores; -inf masks a class, and C counts the classes that are not masked.
         dim: the dimension of the classes.
 
     Returns:
-        Values with the shape and dtype of `scores` (float32 under autocast).
+        p, with the shape and dtype of `scores` (float32 under autocast); 0 for masked classes.
 
     Example:
         >>> import torch, manymax
@@ -62,20 +67,26 @@ def rg(scores: Tensor, dim: int = -1) -> Tensor:
     """
     check_scores(scores)
     work, dtype = working(scores.movedim(dim, -1))
-    d, base, _, count = _centred(work)
-    _check(work, base)
+    d, rounded_mean, _, count = _centred(work)
+    _check(work, rounded_mean)
     probs = torch.where(work > -torch.inf, (1 + d) / count, 0)
     return probs.to(dtype).movedim(-1, dim)
 
 
 def _check(scores: Tensor, mean: Tensor) -> None:
-    """nan and +inf reach the mean, and a row without a live class has the mean 0/0."""
+    """Raise if a row has nan or +inf, both of which reach its mean, or no live class, whose mean is 0/0."""
     if visible(mean) and not mean.isfinite().all():
         check_finite(scores.amax(-1))
 
 
 def rg_log_partition(scores: Tensor) -> Tensor:
-    """log C + mean(s) + var(s) / 2, (...): the second-order estimate of log sum_j exp(s_j).
+    """RG's log partition, log C + mean(s) + var(s) / 2: the second-order expansion of log sum_j exp(s_j).
+
+    Args:
+        scores: (..., C) scores; -inf masks a class.
+
+    Returns:
+        (...), in the dtype of `scores` (float32 under autocast).
 
     Example:
         >>> import torch, manymax
@@ -84,33 +95,39 @@ def rg_log_partition(scores: Tensor) -> Tensor:
     """
     check_scores(scores)
     work, dtype = working(scores)
-    value, base = _relative(work)
-    return (value + base).to(dtype)
+    value, rounded_mean = _relative_log_partition(work)
+    return (value + rounded_mean).to(dtype)
 
 
-def _relative(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """(Z(s) - base, base), (...) each, for a base next to mean(s); all of the gradient is in the first."""
-    d, base, rest, count = _centred(scores)
-    _check(scores, base)
-    value = count.to(d.dtype).log() + rest + d.square().sum(-1, keepdim=True) / (2 * count)
-    return value.squeeze(-1), base.squeeze(-1)
+def _relative_log_partition(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Z(s) minus the rounded mean of the scores, and that mean, (...) each; the first has all of the gradient.
+
+    Losses subtract scores relative to the same mean, so that a large offset of the scores costs them no digits.
+    """
+    d, rounded_mean, remainder, count = _centred(scores)
+    _check(scores, rounded_mean)
+    value = count.to(d.dtype).log() + remainder + d.square().sum(-1, keepdim=True) / (2 * count)
+    return value.squeeze(-1), rounded_mean.squeeze(-1)
 
 
 def potential(
     scores: Tensor, total: Tensor, ids: Tensor | None = None, weights: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """`FenchelYoung`'s potential, measured from mean(s) instead of max s."""
-    value, base = _relative(scores)
+    """The potential that `FenchelYoung` asks for, relative to the rounded mean of the scores, not to their maximum."""
+    value, rounded_mean = _relative_log_partition(scores)
     value = total * value
     if ids is not None and weights is not None:
-        value = value - (weights * torch.where(weights != 0, scores.gather(-1, ids) - base.unsqueeze(-1), 0)).sum(-1)
-    return value, base
+        # Padding has weight 0 and may point at a masked class: 0 x -inf would be nan.
+        relative = scores.gather(-1, ids) - rounded_mean.unsqueeze(-1)
+        value = value - (weights * torch.where(weights != 0, relative, 0)).sum(-1)
+    return value, rounded_mean
 
 
 class Moments(NamedTuple):
-    """What RG needs of the class vectors: their mean (d,), covariance (d, d) and number.
+    """What RG needs to know about the class vectors: their mean (d,), covariance (d, d) and number.
 
-    With a bias the vectors are (d + 1) long and the queries get a 1 appended.
+    A bias is one more feature of the class vectors: with `has_bias` the mean is (d + 1,), the covariance
+    (d + 1, d + 1), and a 1 is appended to the queries.
     """
 
     mean: Tensor
@@ -120,7 +137,15 @@ class Moments(NamedTuple):
 
 
 def class_moments(linear_weight: Tensor, linear_bias: Tensor | None = None) -> Moments:
-    """Moments of the class vectors (C, d), once per step: O(C d^2), differentiable."""
+    """Mean and covariance of the class vectors, differentiable, at a cost of O(C d^2), once per step.
+
+    Args:
+        linear_weight: (C, d) class vectors.
+        linear_bias: (C,) or None; it must be finite, because moments cannot mask a class.
+
+    Returns:
+        The moments, for `rg_log_partition_from_moments`.
+    """
     _check_float("linear_weight", linear_weight)
     if linear_weight.ndim != 2 or linear_weight.shape[0] == 0:
         raise ArgumentError(f"`linear_weight` must be (classes, dim); got shape {tuple(linear_weight.shape)}.")
@@ -133,9 +158,11 @@ def class_moments(linear_weight: Tensor, linear_bias: Tensor | None = None) -> M
             )
         if visible(linear_bias) and not linear_bias.isfinite().all():
             raise ArgumentError(
-                "`linear_bias` must be finite: moments know no masks. Leave masked classes out, or take linear_rg_loss."
+                "`linear_bias` must be finite: moments cannot mask a class. Leave masked classes out, or use"
+                " `linear_rg_loss`."
             )
         vectors = torch.cat([vectors, linear_bias.to(vectors.dtype).unsqueeze(-1)], -1)
+    # Centred first: mean(w w^T) - mean(w) mean(w)^T would cancel where the mean is large.
     mean = vectors.mean(0)
     d = vectors - mean
     with full_precision(d):
@@ -143,13 +170,21 @@ def class_moments(linear_weight: Tensor, linear_bias: Tensor | None = None) -> M
 
 
 def _check_float(name: str, value: Tensor) -> None:
+    """Raise unless `value` is a float tensor."""
     if not isinstance(value, Tensor) or not value.is_floating_point():
         kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
         raise ArgumentTypeError(f"`{name}` must be a float tensor; got {kind}.")
 
 
 def rg_log_partition_from_moments(input: Tensor, moments: Moments) -> Tensor:
-    """log C + <x, mean> + <x, covariance x> / 2, (...), for queries x (..., d): no score is computed.
+    """RG's log partition of queries x, log C + <x, mean> + <x, covariance x> / 2, without computing any score.
+
+    Args:
+        input: (..., d) queries.
+        moments: of the class vectors, from `class_moments`.
+
+    Returns:
+        (...).
 
     Example:
         >>> import torch, manymax
@@ -171,13 +206,13 @@ def rg_log_partition_from_moments(input: Tensor, moments: Moments) -> Tensor:
 
 
 def omega(probs: Tensor) -> Tensor:
-    """(C sum p^2 - 1) / 2 - log C, (...), for probs (..., C) on the hyperplane sum p = 1."""
+    """The regulariser Omega(p) = (C sum p^2 - 1) / 2 - log C, (...), of probs (..., C) on the hyperplane sum p = 1."""
     count = probs.shape[-1]
     return (count * probs.square().sum(-1) - 1) / 2 - math.log(count)
 
 
 def foundation() -> FenchelYoung:
-    """The Fenchel-Young pair of RG, on the hyperplane sum p = 1 instead of the simplex."""
+    """The map and the regulariser of RG as a Fenchel-Young loss, on the hyperplane sum p = 1 instead of the simplex."""
     return FenchelYoung(rg, omega, slope=lambda probs: probs.shape[-1] * probs, potential=potential)
 
 
@@ -197,10 +232,10 @@ def rg_loss(
         scores: (..., C) scores, classes last; -inf masks a class.
         target: as in `softmax_loss`.
         weight, ignore_index, reduction, label_smoothing: as in `softmax_loss`.
-        multilabel: "sum" over positives; "normalized" is (C/2) ||p - t/|t|||^2, which includes Omega.
+        multilabel: "sum" adds up the losses of the positives; "normalized" is (C/2) ||p - t/|t|||^2, Omega included.
 
     Returns:
-        A scalar, or (...) for `reduction="none"`; it can be negative in the "sum" mode.
+        A scalar, or (...) for `reduction="none"`; with `multilabel="sum"` it can be negative.
 
     Example:
         >>> import torch, manymax
@@ -211,8 +246,9 @@ def rg_loss(
     check_scores(scores)
     work, dtype = working(scores)
     read = read_target(Form.of(work), target, weight, ignore_index, multilabel)
-    value, base = _relative(work)
-    rows, total = row_losses(value, work, read, weight, label_smoothing, base.unsqueeze(-1))
+    # Scores of the positives are taken relative to the same mean as the log partition, before they are subtracted.
+    value, rounded_mean = _relative_log_partition(work)
+    rows, total = row_losses(value, work, read, weight, label_smoothing, rounded_mean.unsqueeze(-1))
     if multilabel == "normalized":
         mixed = normalized_weights(work, read, weight, label_smoothing)
         live = (work > -torch.inf).sum(-1)
@@ -225,12 +261,12 @@ class RGLoss(ExactLoss):
     """Module form of `rg_loss`."""
 
     def forward(self, scores: Tensor, target: Tensor) -> Tensor:
-        """The loss of the scores."""
+        """The loss of scores (..., C) for `target`; see `rg_loss`."""
         return rg_loss(scores, target, **self.options())
 
 
 def error_bound(scores: Tensor) -> Tensor:
-    """(max s - min s)^3 / (36 sqrt 3), (...), of the classes that are not masked: the largest error of log Z."""
+    """Largest possible error of RG's log partition, (max s - min s)^3 / (36 sqrt 3), (...), over the live classes."""
     smallest = torch.where(scores > -torch.inf, scores, torch.inf).amin(-1)
     return (scores.amax(-1) - smallest) ** 3 / (36 * math.sqrt(3))
 
@@ -243,11 +279,11 @@ FORMULAS = Formulas(
 )
 
 FACTS = Facts(
-    order_preservation=Fact("strict", "p is affine in s", "derived", "derived"),
+    order_preservation=Fact("strict", "p is an affine function of s", "derived", "derived"),
     fenchel_young=Fact(
-        True, "on the hyperplane sum p = 1, not on the simplex: p may be negative", "derived", "derived"
+        True, "it is one on the hyperplane sum p = 1, not on the simplex: p may be negative", "derived", "derived"
     ),
-    convex=Fact(True, "a squared loss", "derived", "derived"),
+    convex=Fact(True, "it is a squared loss", "derived", "derived"),
     calibrated=Fact(True, "the minimiser is C E[y]/E|Y| + const: affine in p", "section 3.1.1", "confirmed"),
     shift_invariant=Fact(True, "a constant added to all scores changes nothing", "derived", "derived"),
     smoothness=Fact(

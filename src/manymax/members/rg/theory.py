@@ -1,4 +1,4 @@
-"""Closed forms of RG: its Jacobian (I - 1 1' / C) / C over the live classes, and the error of its log partition."""
+"""Closed forms of RG: its Jacobian, (I - 1 1' / C) / C over the live classes, and the error of its log partition."""
 
 from __future__ import annotations
 
@@ -11,27 +11,31 @@ from manymax.members.rg.loss import rg_log_partition
 
 
 def _jacobian(scores: Tensor, _: Tensor | None = None) -> Tensor:
+    """(I - 1 1' / C) / C over the live classes, (..., C, C); 0 in rows and columns of masked classes."""
     live = (scores > -torch.inf).to(scores.dtype)
     count = live.sum(-1)[..., None, None]
     return (torch.diag_embed(live) - live.unsqueeze(-1) * live.unsqueeze(-2) / count) / count
 
 
 def _norm_bounds(scores: Tensor, _: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """|J| = 1 / C, below and above."""
+    """Lower and upper bound of the Jacobian's norm, (...) each: both are its exact value 1 / C (0 for one class)."""
     count = (scores > -torch.inf).sum(-1)
     exact = torch.where(count > 1, 1 / count.to(scores.dtype), 0)
     return exact, exact
 
 
 def _sharpest(num_classes: int) -> Tensor:
-    """Any scores: the Jacobian is the same everywhere."""
+    """Scores (C,) at which the Jacobian's norm is largest: any will do, it is the same everywhere."""
     return torch.zeros(num_classes, dtype=torch.float64)
 
 
 def rg_series(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """The first two terms of RG's error: -mu_3/6 and -kappa_4/24 in the centred scores, (...) each.
+    """The first two terms of the error of RG's log partition, -mu_3/6 and -kappa_4/24, (...) each.
 
-    mu_n is the mean of (s - mean(s))^n over the live classes, kappa_4 = mu_4 - 3 mu_2^2.
+    mu_n is the mean of (s - mean(s))^n over the live classes, and kappa_4 = mu_4 - 3 mu_2^2.
+
+    Args:
+        scores: (..., C); -inf masks a class.
 
     >>> third, fourth = rg_series(torch.tensor([0.4, 0.0, 0.0], dtype=torch.float64))
     >>> print(f"{third.item():.6f} {fourth.item():.6f}")
@@ -46,7 +50,7 @@ def rg_series(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _parts(case: ApproximationInput) -> Parts:
-    """log C + mean(s) + var(s)/2 - log Z, of which -mu_3/6 - kappa_4/24 are the first two terms."""
+    """Bias log C + mean(s) + var(s)/2 - log Z, exactly, and as predicted by its first two terms."""
     bias = (rg_log_partition(case.scores) - case.scores.logsumexp(-1)).unsqueeze(-1)
     third, fourth = rg_series(case.scores)
     series = (third + fourth).unsqueeze(-1)

@@ -15,7 +15,7 @@ equals "none". "partition" estimates the loss over all classes: its estimate of 
 and the logarithm of the estimate is too small by about v / (2 k), which `debias` can correct. No correction makes the
 gradient unbiased, although the paper says so: every one is a ratio of averages.
 
-Published in: Jean et al., ACL 2015; Bengio and Senecal 2008; consistency of "logq" for every k: Ma and Collins, EMNLP
+Citations: Jean et al., ACL 2015; Bengio and Senecal 2008; consistency of "logq" for every k: Ma and Collins, EMNLP
 2018; jackknife: Quenouille 1956.
 """
 
