@@ -10,9 +10,10 @@ from manymax.errors import ManymaxError
 from manymax.paper.page_sections import EXTRA, PUBLISHED, findings, numbers
 from manymax.study.report.formats import Cell, ReportTable
 from manymax.study.report.page import PAGE_FILE, build, report
-from manymax.study.report.runs import Trial, read_study, trials
+from manymax.study.report.runs import read_study
 from manymax.study.report.sections import Extra, Section
 from manymax.study.report.tables import results
+from manymax.study.report.trials import Trial, trials
 from tests.study.report.generated import write_run
 
 

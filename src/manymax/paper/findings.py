@@ -21,8 +21,8 @@ from typing import Literal
 from manymax.paper.judgement import Evidence, Point, beats, from_paper, from_trials, selected, untested
 from manymax.paper.printed import SAMPLED, remoteness
 from manymax.study.report.pace import NEAR_BEST, arrival
-from manymax.study.report.runs import Trial, metrics
 from manymax.study.report.significance import SIGNIFICANCE_LEVEL
+from manymax.study.report.trials import Trial, metrics
 
 Verdict = Literal["confirmed", "contradicted", "not enough runs"]
 

@@ -8,8 +8,8 @@ from functools import lru_cache
 
 from manymax.paper.numbers import NUMBERS
 from manymax.paper.printed import SAMPLED, remoteness
-from manymax.study.report.runs import Trial, metrics
 from manymax.study.report.significance import SIGNIFICANCE_LEVEL, PairedComparison, compare
+from manymax.study.report.trials import Trial, metrics
 
 METRIC = "ndcg@20"
 

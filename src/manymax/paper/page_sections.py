@@ -13,9 +13,9 @@ from markupsafe import Markup
 from manymax.paper.findings import FindingCase, Judgement, judge
 from manymax.paper.printed import printed
 from manymax.study.report.formats import Cell, ReportTable
-from manymax.study.report.runs import Trial, metrics
 from manymax.study.report.sections import Card, Extra, Published, Section
 from manymax.study.report.tables import measured, rate, short
+from manymax.study.report.trials import Trial, metrics
 
 LONG = 30  # rows from which the table of numbers is folded: it is not the main thing of the page
 # Marked as safe: it is fixed text, and its apostrophe needs no escaping in the page.

@@ -10,7 +10,7 @@ from manymax.paper.printed import paper_name, printed
 from manymax.paper.selection import METRIC
 from manymax.study.report import tables
 from manymax.study.report.formats import Cell, ReportTable, escape
-from manymax.study.report.runs import Trial
+from manymax.study.report.trials import Trial
 
 LARGE = 5.0  # percent: a difference that needs a cause
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from manymax.paper.numbers import NUMBERS, PaperNumber
-from manymax.study.report.runs import Trial, data_name
+from manymax.study.report.trials import Trial, data_name
 
 # What the paper's text fixes for all tables; a trial with another value has no number there.
 FIXED = {"alpha": ("entmax", 1.5), "debias": ("sampled_softmax", None), "pool": ("dns", 500)}

@@ -24,7 +24,8 @@ from manymax.study.record_files import SUFFIX
 from manymax.study.report import figures, pace, tables
 from manymax.study.report.drawing import Figure, draw
 from manymax.study.report.formats import Cell, ReportTable, escape, markdown
-from manymax.study.report.runs import Run, Trial, data_name, read_study, trials
+from manymax.study.report.runs import Run, read_study
+from manymax.study.report.trials import Trial, data_name, trials
 
 if sys.version_info >= (3, 11):
     import tomllib

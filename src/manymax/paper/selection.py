@@ -8,7 +8,7 @@ from typing import Any
 
 from manymax.paper.numbers import PAPER_METRICS
 from manymax.paper.printed import DEFAULTS, SAMPLED, remoteness
-from manymax.study.report.runs import WATCHED, Trial, trials
+from manymax.study.report.trials import STOPPING_SETTINGS, Trial, trials
 
 METRIC = PAPER_METRICS[0]
 TUNED = ("lr", "ridge", "ridge_power", "positive_weight")  # chosen on the validation part
@@ -69,7 +69,7 @@ def tuned(made: Iterable[Trial]) -> list[Trial]:
     """Of the trials that differ in tuned settings alone, the one that is best on the validation part."""
     best: dict[str, Trial] = {}
     for trial in made:
-        key = repr(sorted((k, v) for k, v in trial.settings.items() if k not in {*TUNED, *WATCHED, "seed"}))
+        key = repr(sorted((k, v) for k, v in trial.settings.items() if k not in {*TUNED, *STOPPING_SETTINGS, "seed"}))
         if key not in best or _valid(trial) > _valid(best[key]):
             best[key] = trial
     return list(best.values())

@@ -18,7 +18,8 @@ from manymax.paper.printed import paper_name
 from manymax.study.files import read_json
 from manymax.study.records import USER_METRICS, kept_file
 from manymax.study.report.collect import records_below
-from manymax.study.report.runs import Run, identity, trials
+from manymax.study.report.runs import Run, identity
+from manymax.study.report.trials import trials
 
 FINDINGS = "findings.json"
 UNTESTED = "not tested yet"

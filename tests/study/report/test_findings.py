@@ -9,8 +9,9 @@ import pytest
 
 from manymax.paper import judgement as evidence
 from manymax.paper.findings import FINDINGS, Judgement, judge
-from manymax.study.report.runs import Trial, read_study, trials
+from manymax.study.report.runs import read_study
 from manymax.study.report.significance import PairedComparison
+from manymax.study.report.trials import Trial, trials
 from tests.study.report.generated import write_run
 
 Runs = list[dict[str, Any]]

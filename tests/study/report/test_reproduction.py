@@ -15,7 +15,7 @@ from manymax.paper.findings import FINDINGS as CLAIMS
 from manymax.paper.method_comparisons import METHOD_COMPARISONS
 from manymax.paper.reproduction import CAUSES, PAGE, RESULTS, drawings, page, read, write
 from manymax.study.report.collect import collect
-from manymax.study.report.runs import trials
+from manymax.study.report.trials import trials
 from tests.study.report.generated import write_run
 from tests.study.report.small_study import ML1M, row, section
 

@@ -10,7 +10,8 @@ import pytest
 from manymax.errors import ManymaxError
 from manymax.members import FAMILY, REFERENCE_LOSSES
 from manymax.study.records import EPOCHS, RECORD, SETTINGS, write_epochs
-from manymax.study.report.runs import chosen, metrics, natural, read_study, trials
+from manymax.study.report.runs import read_study
+from manymax.study.report.trials import at_best_rates, metrics, natural_sort_key, trials
 from tests.study.report.generated import QUALITY, grid, write_run
 
 
@@ -121,7 +122,7 @@ def test_a_split_that_goes_with_the_backbone_is_no_other_data(tmp_path: Path) ->
 
 def test_numbers_sort_as_numbers() -> None:
     names = ["nce (k=100)", "nce (k=5)", "nce (k=10)", "nce"]
-    assert sorted(names, key=natural) == ["nce", "nce (k=5)", "nce (k=10)", "nce (k=100)"]
+    assert sorted(names, key=natural_sort_key) == ["nce", "nce (k=5)", "nce (k=10)", "nce (k=100)"]
 
 
 def test_the_learning_rate_is_chosen_on_the_validation_part(tmp_path: Path) -> None:
@@ -130,7 +131,7 @@ def test_the_learning_rate_is_chosen_on_the_validation_part(tmp_path: Path) -> N
     made = trials(read_study(tmp_path).done)
     for run in made[1].runs:  # better in validation, worse in the test
         run.record.valid["ndcg@20"] = 0.9
-    (best,) = chosen(made, "ndcg@20")
+    (best,) = at_best_rates(made, "ndcg@20")
     assert best.lr == 1e-4
 
 

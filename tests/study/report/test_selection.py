@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from manymax.paper.selection import nearest, question_1, question_2, rates
-from manymax.study.report.runs import Trial, read_study, trials
+from manymax.study.report.runs import read_study
+from manymax.study.report.trials import Trial, trials
 from tests.study.report.generated import write_run
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from manymax.study.report.runs import Trial
 from manymax.study.report.significance import compare, holm
+from manymax.study.report.trials import Trial
 
 METRIC = "ndcg@20"
 
@@ -102,7 +102,8 @@ def test_holm_is_monotone_bounded_and_in_the_given_order(seed: int) -> None:
 
 
 def test_the_values_come_from_the_files_of_the_run(tmp_path: Path) -> None:
-    from manymax.study.report.runs import read_study, trials
+    from manymax.study.report.runs import read_study
+    from manymax.study.report.trials import trials
     from tests.study.report.generated import write_run
 
     write_run(tmp_path, loss="softmax", quality=0.3)

@@ -12,7 +12,8 @@ from manymax.study.files import read_json, write_json
 from manymax.study.records import RECORD, write_users
 from manymax.study.report import pace, tables
 from manymax.study.report.formats import Cell, ReportTable
-from manymax.study.report.runs import Trial, chosen, read_study, trials
+from manymax.study.report.runs import read_study
+from manymax.study.report.trials import Trial, at_best_rates, trials
 from tests.study.report.generated import grid, write_run
 
 
@@ -112,7 +113,7 @@ def test_where_less_is_better_the_best_has_the_least(tmp_path: Path) -> None:
         shift = torch.linspace(-0.01, 0.01, 50)
         users = np.array([f"u{i}" for i in range(50)])
         write_users(folder, users, {"regret@20": regret + shift * shift.roll(int(100 * regret))})
-    best, other = chosen(made(tmp_path), "regret@20")
+    best, other = at_best_rates(made(tmp_path), "regret@20")
     assert (best.loss, best.lr, other.loss) == ("softmax", 1e-3, "nce")
     ((names, cells),) = tables.significance(made(tmp_path)).rows
     assert names[2:] == ("softmax", "nce")

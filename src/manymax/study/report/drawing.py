@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from manymax.study.report.runs import order
+from manymax.study.report.trials import loss_position
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,7 +59,7 @@ class Line:
     @property
     def colour(self) -> str:
         """The colour of the loss, the same in every figure."""
-        return COLOURS[order(self.loss) % len(COLOURS)]
+        return COLOURS[loss_position(self.loss) % len(COLOURS)]
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def _line_trace(line: Line) -> dict[str, Any]:
     trace: dict[str, Any] = {
         "type": "scatter",
         "name": line.name,
-        "legendrank": 100 * order(line.loss) + line.variant,
+        "legendrank": 100 * loss_position(line.loss) + line.variant,
         "x": list(line.x),
         "y": [y if math.isfinite(y) else None for y in line.y],
         "mode": ("lines" if len(line.x) > MOST_MARKERS else "lines+markers") if line.joined else "markers",

@@ -10,8 +10,8 @@ from typing import Any
 
 from manymax.members import BASELINE, FAMILY
 from manymax.study.report.drawing import Figure, Line, Panel
-from manymax.study.report.runs import Trial, chosen, direction, metrics, natural
 from manymax.study.report.tables import points, short, sortable
+from manymax.study.report.trials import Trial, at_best_rates, direction, metrics, natural_sort_key
 
 HEAT_MAP_DECADES = 6  # powers of ten between the largest value of a heat map and the last colour
 PLANTED_DATA = "planted"  # generated data, whose best possible ranking is known
@@ -68,7 +68,9 @@ def _variants(trials: Iterable[Trial]) -> dict[str, int]:
     by_loss: dict[str, set[str]] = defaultdict(set)
     for trial in trials:
         by_loss[trial.loss].add(trial.label)
-    return {label: index for labels in by_loss.values() for index, label in enumerate(sorted(labels, key=natural))}
+    return {
+        label: index for labels in by_loss.values() for index, label in enumerate(sorted(labels, key=natural_sort_key))
+    }
 
 
 def sweep(trials: Sequence[Trial], setting: str, fixed: dict[str, Any], title: str) -> Figure:
@@ -187,7 +189,7 @@ def _heat_title(trial: Trial, what: str) -> str:
 def _chosen(trials: Sequence[Trial]) -> list[Trial]:
     """The trials with the learning rate that is best on the validation part; none where no run has a metric."""
     names = metrics(trials)
-    return chosen(trials, names[0]) if names else []
+    return at_best_rates(trials, names[0]) if names else []
 
 
 def bias_variance(trials: Sequence[Trial]) -> Figure:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from manymax.study.record_files import Array
 from manymax.study.report.formats import Cell, ReportTable
-from manymax.study.report.runs import Array, Trial, chosen, direction, metrics
 from manymax.study.report.tables import rate
+from manymax.study.report.trials import Trial, at_best_rates, direction, metrics
 
 NEAR_BEST = 0.95  # share of its own best validation value at which a run counts as having arrived
 
@@ -17,7 +18,7 @@ def cost(trials: Sequence[Trial]) -> ReportTable:
     """Table of the time and memory that each trial took."""
     names = metrics(trials)
     rows = []
-    for trial in chosen(trials, names[0]) if names else []:
+    for trial in at_best_rates(trials, names[0]) if names else []:
         epochs = trial.average(lambda r: float(r.epochs)) or 0
         training = trial.average(lambda r: r.seconds.get("training"))
         evaluation = trial.average(lambda r: r.seconds.get("evaluation"))

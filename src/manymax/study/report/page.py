@@ -18,8 +18,9 @@ from manymax.study.files import atomic_write
 from manymax.study.report import figures, pace, tables
 from manymax.study.report.drawing import Figure, draw, interactive
 from manymax.study.report.formats import TABLE_WRITERS, ReportTable, number_text
-from manymax.study.report.runs import Study, Trial, is_sampled, read_study, trials
+from manymax.study.report.runs import Study, read_study
 from manymax.study.report.sections import Extra, Published, Section
+from manymax.study.report.trials import Trial, is_sampled, trials
 
 PAGE_FILE = "report.html"
 IMAGE_FORMATS = ("png", "svg")

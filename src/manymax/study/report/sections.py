@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from manymax.study.report.drawing import Figure
 from manymax.study.report.formats import ReportTable
-from manymax.study.report.runs import Trial
+from manymax.study.report.trials import Trial
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from manymax.study.report.runs import Array, Trial
+from manymax.study.record_files import Array
+from manymax.study.report.trials import Trial
 
 SIGNIFICANCE_LEVEL = 0.05  # a p-value below it counts as significant
 

@@ -11,20 +11,19 @@ from typing import Any, Literal
 from manymax.members import BASELINE
 from manymax.study.metrics import METRICS
 from manymax.study.report.formats import Cell, ReportTable
-from manymax.study.report.runs import (
-    Run,
-    Study,
-    Trial,
-    chosen,
-    described,
-    direction,
-    is_sampled,
-    metrics,
-    natural,
-    order,
-)
+from manymax.study.report.runs import Run, Study
 from manymax.study.report.sections import Published
 from manymax.study.report.significance import SIGNIFICANCE_LEVEL, compare, holm
+from manymax.study.report.trials import (
+    Trial,
+    at_best_rates,
+    direction,
+    is_sampled,
+    loss_label,
+    loss_position,
+    metrics,
+    natural_sort_key,
+)
 
 EMPTY_CELL = Cell(text="")
 POPULARITY = "popularity"
@@ -110,7 +109,7 @@ def _rates(trials: Iterable[Trial]) -> dict[str, list[float | None]]:
 def _labels(trials: Iterable[Trial]) -> list[str]:
     """The labels of the trials, in the order of the family."""
     labels = {trial.label: trial.loss for trial in trials}
-    return sorted(labels, key=lambda label: (order(labels[label]), natural(label)))
+    return sorted(labels, key=lambda label: (loss_position(labels[label]), natural_sort_key(label)))
 
 
 def _method_cells(
@@ -197,11 +196,11 @@ def points(
     """
     names = metrics(trials)
     lines: dict[tuple[str, str, str], dict[Any, Trial]] = defaultdict(dict)
-    for trial in chosen(trials, names[0]) if names else []:
+    for trial in at_best_rates(trials, names[0]) if names else []:
         settings = trial.settings
         if is_sampled(trial.loss) and all(settings.get(k) == v for k, v in fixed.items()):
             others = {key: value for key, value in trial.varied.items() if key not in (setting, *fixed)}
-            lines[(*trial.place, described(trial.loss, others))].setdefault(settings.get(setting), trial)
+            lines[(*trial.place, loss_label(trial.loss, others))].setdefault(settings.get(setting), trial)
     return {place: line for place, line in lines.items() if len(line) > 1}
 
 
@@ -216,7 +215,9 @@ def significance(trials: Sequence[Trial]) -> ReportTable:
     rows = []
     for place in sorted({trial.place for trial in trials}):
         own = (
-            [t for t in chosen(trials, names[0]) if t.place == place and t.mean(names[0]) is not None] if names else []
+            [t for t in at_best_rates(trials, names[0]) if t.place == place and t.mean(names[0]) is not None]
+            if names
+            else []
         )
         ranked = sorted(own, key=lambda t: -direction(names[0]) * (t.mean(names[0]) or 0))
         found = [(other, compare(ranked[0], other, names[0])) for other in ranked[1:]]
@@ -250,7 +251,7 @@ def _p_value(p: float) -> str:
 def approximations(trials: Sequence[Trial]) -> ReportTable:
     """Predicted, exact and measured bias and variance of the sampled losses, on the scores of trained models."""
     rows = []
-    for trial in chosen(trials, (metrics(trials) or [""])[0]):
+    for trial in at_best_rates(trials, (metrics(trials) or [""])[0]):
         for row in trial.runs[0].probe.get("approximations", ()) if trial.loss == BASELINE.name else ():
             headers = (*trial.place, f"{row['member']} {row['correction'] or ''}".strip(), str(row["num_negatives"]))
             cells = [Cell(row[f"{how}_{what}"]) for what in ("bias", "variance") for how in ("predicted", "exact")]
@@ -316,7 +317,7 @@ def _run_names(run: Run) -> tuple[str, ...]:
 
 def all_runs(study: Study) -> ReportTable:
     """Table of every run with every test metric."""
-    names = sorted({name for run in study.runs for name in run.record.test}, key=natural)
+    names = sorted({name for run in study.runs for name in run.record.test}, key=natural_sort_key)
     rows = [
         ((*_run_names(run), run.name), tuple(Cell(run.record.test.get(name), text="-") for name in names))
         for run in study.runs

@@ -1,0 +1,286 @@
+"""Trials: finished runs that differ in the seed alone, with a label for tables and figures."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import PurePath
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+
+from manymax.members import FAMILY, REFERENCE_LOSSES
+from manymax.study.backbones import BACKBONES
+from manymax.study.metrics import METRICS
+from manymax.study.record_files import Array
+from manymax.study.records import Record
+from manymax.study.report.runs import Run
+
+TABLE_METRICS = ("ndcg", "precision", "recall", "regret")  # those that tables show, in this order
+TABLE_CUTOFF = 20  # the cutoff of the metrics in tables, where a study has it
+
+DATA_SETTINGS = ("columns", "size", "preset", "min_rating", "k_core", "split")  # they change what is learned from
+STOPPING_SETTINGS = ("epochs", "patience", "eval_every")  # they change when a run ends, not what a step does
+BATCHES_OF_OLD_RECORDS = "pairs"  # how batches were made before `batches` was an option
+
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """Finished runs that differ in the seed alone.
+
+    data: the name of the data set, with those of its filters that vary in the study.
+    backbone, loss: their names.
+    label: the loss with as many of its varied settings as tell it from the other trials of that loss and backbone.
+    lr: the learning rate; None for a solver that has none.
+    runs: sorted by seed.
+    varied: the settings that vary among the trials of the loss and backbone, with the values of this one.
+    """
+
+    data: str
+    backbone: str
+    loss: str
+    label: str
+    lr: float | None
+    runs: tuple[Run, ...]
+    varied: Settings
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of its runs; the seed is that of the first."""
+        return self.runs[0].settings
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """The data and the backbone: trials of one place can be compared."""
+        return self.data, self.backbone
+
+    @property
+    def batches(self) -> str | None:
+        """How batches were made of (user, item) pairs; None for solvers without batches and for whole histories."""
+        reads_histories = self.backbone in BACKBONES and BACKBONES[self.backbone].needs_history
+        has_batches = self.lr is not None and not reads_histories
+        return self.settings.get("batches", BATCHES_OF_OLD_RECORDS) if has_batches else None
+
+    def values(self, metric: str, part: str = "test") -> list[float]:
+        """The metric of each run that has it; `part` is "test" or "valid"."""
+        found = (getattr(run.record, part).get(metric) for run in self.runs)
+        return [value for value in found if value is not None]
+
+    def mean(self, metric: str, part: str = "test") -> float | None:
+        """The mean over seeds; None where no run has the metric."""
+        return fmean(values) if (values := self.values(metric, part)) else None
+
+    def spread(self, metric: str, part: str = "test") -> float | None:
+        """The standard deviation over seeds; None for fewer than two."""
+        return stdev(values) if len(values := self.values(metric, part)) > 1 else None
+
+    def average(self, figure: Callable[[Record], float | None]) -> float | None:
+        """The mean over seeds of a number that `figure` reads from a record; None where no run has it."""
+        values = [value for run in self.runs if (value := figure(run.record)) is not None]
+        return fmean(values) if values else None
+
+    @cached_property
+    def curve(self) -> dict[str, Array]:
+        """{column: means over seeds}, for the epochs that all seeds have reached; empty where no run has a curve."""
+        curves = [run.epochs for run in self.runs if run.epochs]
+        length = min((len(curve["epoch"]) for curve in curves), default=0)
+        names = [name for name in (curves[0] if curves else ()) if all(name in curve for curve in curves)]
+        return {name: np.mean([curve[name][:length] for curve in curves], axis=0) for name in names} if length else {}
+
+
+def trials(finished: Sequence[Run]) -> list[Trial]:
+    """Runs grouped by all settings but the seed, sorted by data, backbone, `FAMILY`, label and learning rate."""
+    names = _data_names(finished)
+    groups: dict[str, list[Run]] = defaultdict(list)
+    for run in finished:
+        groups[repr(sorted((key, value) for key, value in run.settings.items() if key != "seed"))].append(run)
+    # Labels must tell the trials of a loss and backbone apart: tables and figures have one backbone each.
+    siblings: dict[tuple[str, str], list[Settings]] = defaultdict(list)
+    for group in groups.values():
+        siblings[_loss_and_backbone(group)].append(group[0].settings)
+    varied = {key: _varied_settings(settings) for key, settings in siblings.items()}
+    made = [_trial(group, names, varied[_loss_and_backbone(group)]) for group in groups.values()]
+    return sorted(
+        made, key=lambda t: (t.data, t.backbone, loss_position(t.loss), natural_sort_key(t.label), -(t.lr or 0))
+    )
+
+
+def _loss_and_backbone(group: list[Run]) -> tuple[str, str]:
+    settings = group[0].settings
+    return settings["loss"], settings["backbone"]
+
+
+def _trial(group: list[Run], names: Mapping[tuple[str, str], str], siblings: Sequence[Settings]) -> Trial:
+    """The trial of a group of runs.
+
+    Args:
+        group: the runs, which differ in the seed alone.
+        names: of data sets.
+        siblings: the varied settings of all trials of the loss and backbone, this one among them.
+    """
+    settings = group[0].settings
+    by_gradient = settings.get("solver", "gradient") == "gradient"
+    varied = {key: settings.get(key) for key in siblings[0]}
+    return Trial(
+        data=names[_data_place(settings)],
+        backbone=settings["backbone"],
+        loss=settings["loss"],
+        label=loss_label(settings["loss"], _telling(varied, siblings)),
+        lr=settings["lr"] if by_gradient else None,
+        runs=tuple(sorted(group, key=lambda run: run.settings["seed"])),
+        varied=varied,
+    )
+
+
+# Labels ------------------------------------------------------------------------------------------
+
+
+def loss_label(loss: str, details: Settings) -> str:
+    """A loss with some of its settings; those that are None are left out.
+
+    >>> loss_label("nce", {"num_negatives": 5, "pool": None})
+    'nce (num_negatives=5)'
+    """
+    known = [f"{key}={value}" for key, value in details.items() if value is not None]
+    return f"{loss} ({', '.join(known)})" if known else loss
+
+
+def _varied_settings(siblings: Sequence[Settings]) -> list[dict[str, Any]]:
+    """The settings that vary among the trials of one loss and backbone on the same data, with the values of each trial.
+
+    What tables show elsewhere (data, backbone, loss, learning rate, seed) is left out. So is a setting that follows
+    from those before it, as the batches do from the solver. Hence the order: de-biasing goes before the correction
+    that it asks for, and the learning rate before the settings that end a run.
+    """
+    shown_elsewhere = {"data", "name", "backbone", "loss", "lr", "seed", *DATA_SETTINGS, *STOPPING_SETTINGS}
+    varying = []
+    known: list[tuple[str, ...]] = [_data_place(settings) for settings in siblings]
+    others = (key for settings in siblings for key in settings if key not in shown_elsewhere)
+    for key in dict.fromkeys(("debias", *others, "lr", *STOPPING_SETTINGS)):
+        with_key = [(*parts, repr(settings.get(key))) for parts, settings in zip(known, siblings, strict=True)]
+        if len(set(with_key)) > len(set(known)):
+            varying.append(key)
+            known = with_key
+    return [{key: settings.get(key) for key in varying if key != "lr"} for settings in siblings]
+
+
+def _telling(varied: Settings, siblings: Sequence[Settings]) -> dict[str, Any]:
+    """As many of the varied settings, in their order, as tell these values from those of the siblings."""
+    details = {}
+    for key, value in varied.items():
+        alike = [other for other in siblings if other[key] == value]
+        if len(alike) < len(siblings):
+            details[key] = value
+        siblings = alike
+    return details
+
+
+def loss_position(loss: str) -> int:
+    """The place of a loss in tables: members as in `FAMILY`, then reference losses, then losses unknown to both."""
+    names = [*FAMILY, *REFERENCE_LOSSES]
+    return names.index(loss) if loss in names else len(names)
+
+
+def natural_sort_key(text: str) -> list[tuple[int, float, str]]:
+    """A key that sorts k=5 before k=10.
+
+    >>> sorted(["k=10", "k=5"], key=natural_sort_key)
+    ['k=5', 'k=10']
+    """
+    parts = text.replace("=", " ").replace(",", " ").replace(")", " ").split()
+    return [(0, float(part), "") if _is_number(part) else (1, 0.0, part) for part in parts]
+
+
+def _is_number(text: str) -> bool:
+    return text.replace(".", "", 1).replace("e-", "", 1).isdigit()
+
+
+# Names of data sets --------------------------------------------------------------------------------
+
+
+def data_name(settings: Settings) -> str:
+    """What a data set is called: the name it was given, or the stem of its file.
+
+    >>> data_name({"data": "ml-1m.parquet"}), data_name({"data": "a.csv", "name": "books"})
+    ('ml-1m', 'books')
+    """
+    return str(settings.get("name") or PurePath(settings["data"]).stem)
+
+
+def _data_names(runs: Iterable[Run]) -> dict[tuple[str, str], str]:
+    """A name for the data of each backbone: that of the set, or its path if two sets share it, and varied filters."""
+    sets = {_data_place(run.settings): run.settings for run in runs}
+    names = {}
+    for key, settings in sets.items():
+        name = data_name(settings)
+        sources = {other["data"] for other in sets.values() if data_name(other) == name}
+        same_source = [
+            other for (_, backbone), other in sets.items() if (other["data"], backbone) == (settings["data"], key[1])
+        ]
+        filters = [k for k in DATA_SETTINGS if len({repr(other.get(k)) for other in same_source}) > 1]
+        details = [f"{k}={settings[k]}" for k in filters if settings.get(k) is not None]
+        unique = name if len(sources) == 1 else str(settings["data"])
+        names[key] = unique + (f" ({', '.join(details)})" if details else "")
+    return names
+
+
+def _data_place(settings: Settings) -> tuple[str, str]:
+    """The data with its filters, and the backbone."""
+    return repr([settings["data"], *(settings.get(key) for key in DATA_SETTINGS)]), str(settings["backbone"])
+
+
+# Metrics, and the trial that is best by one --------------------------------------------------------
+
+
+def is_sampled(loss: str) -> bool:
+    """Whether a loss is a member of the family that draws negatives."""
+    return loss in FAMILY and FAMILY[loss].kind == "sampled"
+
+
+def metrics(made: Iterable[Trial]) -> list[str]:
+    """Those of `TABLE_METRICS` that the trials have, at `TABLE_CUTOFF` or else at their largest cutoff."""
+    present = {name for trial in made for run in trial.runs for name in run.record.test}
+    cutoffs = {int(name.rpartition("@")[2]) for name in present if "@" in name}
+    cutoff = TABLE_CUTOFF if TABLE_CUTOFF in cutoffs or not cutoffs else max(cutoffs)
+    return [name for metric in TABLE_METRICS if (name := f"{metric}@{cutoff}") in present]
+
+
+def direction(metric: str) -> int:
+    """1 where a higher value of a metric is better, -1 where a lower one is; 1 for a metric that is not in `METRICS`.
+
+    >>> direction("ndcg@20"), direction("regret@20")
+    (1, -1)
+    """
+    name = metric.partition("@")[0]
+    return 1 if name not in METRICS or METRICS[name].higher_is_better else -1
+
+
+def best_value(values: Iterable[float | None], metric: str) -> float | None:
+    """The best of the values of a metric; None where there is none.
+
+    >>> best_value([0.1, None, 0.3], "ndcg@20"), best_value([0.1, None, 0.3], "regret@20")
+    (0.3, 0.1)
+    """
+    known = (value for value in values if value is not None)
+    return max(known, key=lambda value: direction(metric) * value, default=None)
+
+
+def at_best_rates(made: Iterable[Trial], metric: str) -> list[Trial]:
+    """For each data set, backbone and label the trial at the learning rate that is best on the validation part."""
+    best: dict[tuple[str, str, str], Trial] = {}
+    for trial in made:
+        key = (*trial.place, trial.label)
+        if key not in best or validation_merit(trial, metric) > validation_merit(best[key], metric):
+            best[key] = trial
+    return list(best.values())
+
+
+def validation_merit(trial: Trial, metric: str) -> float:
+    """A number that is higher the better a trial is on the validation part, whichever direction the metric has."""
+    value = trial.mean(metric, "valid")
+    return float("-inf") if value is None else direction(metric) * value
