@@ -1,12 +1,12 @@
-"""A member of somebody else's, all of it in this file: rankmax with a margin of one's own.
+"""A member that is not part of the package, all of it in this file: rankmax with a margin m in place of 1.
 
     map       p_i(s; y) = u_i / S,   u_i = max(0, s_i - s_y + m),   S = sum_j u_j
     loss      l(y, s) = -log p_y = log(S / m)
     gradient  (1_P - |P| e_y) / S,   P = {j: u_j > 0}
 
-It needs its label, has one setting with a range and a gradient with few entries. On scores it is rankmax of s / m; its
-kernel is written out, sums over ranks included. As a plugin of pytest (`-p tests.contracts.marginmax`) this file puts
-it into the table before any test is collected.
+Its map needs the label, it has one setting with a range, and its gradient has few entries. Map and loss are those of
+rankmax at s / m; the kernel is written out, sums over ranks included. As a plugin of pytest (`-p
+tests.contracts.marginmax`) this file adds the member to `FAMILY` before any test is collected.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ NAME = "marginmax"
 
 
 def marginmax(scores: Tensor, target: Tensor, margin: float = 0.5, dim: int = -1) -> Tensor:
-    """The map given the label.
+    """The probabilities p_i = max(0, s_i - s_y + m) / S, given the label.
 
     Args:
         scores: (..., C).
-        target: (...) ids.
-        margin: m.
-        dim: of the classes.
+        target: (...) ids, the label of each row.
+        margin: m, how far the label must lead.
+        dim: the dimension of the classes.
 
     Returns:
         Probabilities (..., C).
@@ -62,11 +62,11 @@ def marginmax_loss(
     label_smoothing: float = 0.0,
     multilabel: str = "sum",
 ) -> Tensor:
-    """log(S / m).
+    """The loss log(S / m), which is 0 where the label exceeds every other score by m.
 
     Args:
         scores, target, weight, ignore_index, reduction, label_smoothing, multilabel: as in `manymax.rankmax_loss`.
-        margin: m.
+        margin: m, how far the label must lead.
 
     Returns:
         A scalar, or (...) for `reduction="none"`.
@@ -98,25 +98,28 @@ class MarginmaxLoss(ExactLoss):
 
 
 def marginmax_kernel(margin: float = 0.5) -> Kernel:
-    """Sums over the classes above s_y - m, one for each positive, completed over the ranks."""
+    """The kernel: for each positive a sum over the classes above s_y - m, completed over the ranks."""
 
     def run(block: Block) -> BlockResult:
         target, scores, ranks = block.target, block.scores, block.ranks
         check_finite(ranks.maximum(scores.amax(1)))
-        picked = torch.where(target.weights != 0, target.pick(scores), 0)
-        labels, weights = ranks.sum(torch.stack([picked, target.weights]).double())  # (n, P) each
+        # Exactly one rank holds a positive and the others add 0: the sum carries its score and weight to all ranks.
+        positive_scores = torch.where(target.weights != 0, target.pick(scores), 0)
+        labels, weights = ranks.sum(torch.stack([positive_scores, target.weights]).double())  # (n, P) each
         if (labels == -torch.inf).any():
             raise ArgumentError("`target` names a class whose score is -inf: a masked class cannot be a positive.")
-        above = (scores.double().unsqueeze(1) - labels.unsqueeze(2) + margin).clamp(min=0)  # (n, P, C)
-        sums, sizes = ranks.sum(torch.stack([above.sum(2), above.sign().sum(2)]))
-        sums = torch.where(weights != 0, sums, margin)
+        # (n, P, C), which is more memory than a kernel of the package takes: this one is written to be read.
+        violations = (scores.double().unsqueeze(1) - labels.unsqueeze(2) + margin).clamp(min=0)
+        sums, sizes = ranks.sum(torch.stack([violations.sum(2), violations.sign().sum(2)]))
+        sums = torch.where(weights != 0, sums, margin)  # padding of the positives: log(m / m) = 0
         result = BlockResult((weights * (sums / margin).log()).sum(1).to(scores.dtype))
         if target.coefficient is None:
             return result
         shares = target.coefficient.double().unsqueeze(1) * weights / sums
-        table = (shares.unsqueeze(2) * above.sign()).sum(1)
+        table = (shares.unsqueeze(2) * violations.sign()).sum(1)
         row, column = table.nonzero(as_tuple=True)
         result.parts.append(Sparse(row, column, table[row, column].to(scores.dtype)))
+        # The positives' own part, -m_p share_p, of those that this rank holds.
         assert target.ids is not None
         row, position = (target.weights != 0).nonzero(as_tuple=True)
         own = (-shares * sizes)[row, position]
@@ -126,7 +129,7 @@ def marginmax_kernel(margin: float = 0.5) -> Kernel:
     return Kernel(run)
 
 
-# Those of rankmax, whose scores are divided by a number.
+# The facts of rankmax hold: dividing the scores by a constant changes none of them.
 FACTS = replace(
     FAMILY["rankmax"].facts,
     smoothness=replace(FAMILY["rankmax"].facts.smoothness, fn=lambda num_classes, margin=0.5: _steepest(num_classes)),
@@ -165,11 +168,12 @@ MEMBER = Member(
 
 
 def pytest_configure() -> None:
+    """Called by pytest, where this file is a plugin."""
     FAMILY.add(MEMBER)
 
 
 def on_ranks(group: dist.ProcessGroup) -> list[Tensor]:
-    """Loss and gradients of a sharded head, and of the head on one process, one after the other."""
+    """Differences between a sharded head and the head on one process: loss, and gradients of queries, vectors, bias."""
     random = torch.Generator().manual_seed(0)
     input = torch.randn(9, 4, generator=random, dtype=torch.float64)
     target = torch.randint(31, (9, 3), generator=random)

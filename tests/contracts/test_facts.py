@@ -1,7 +1,7 @@
-"""Every stated fact of every exact member, measured; and a proof that the measurements notice a false one.
+"""Every fact that an exact member states is measured; and each measurement is shown to reject a false fact.
 
-A check takes a case and a fact and raises AssertionError if the fact is not what it measures. The claim is
-read from the fact's `value` or `fn`, never from the name of the member.
+A check takes a case (a member with settings) and a fact, and raises AssertionError if the fact differs from what it
+measures. It reads the claim from the fact's `value` or `fn`, never from the name of the member.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from manymax.engine.member import Fact
 from manymax.ops import operators, simplex
 from tests.exact import Case, cases, normal
 
-# Scores that sit on kinks, on both sides of a turning point and far apart, as well as anywhere.
+# Scores that sit on the kinks of sparsemax and rankmax, on both sides of the turning point of Taylor-softmax, and far
+# apart.
 LEVELS = [-30.0, -8.0, -4.0, -3.0, -2.0, -1.5, -1.0, -0.5, -0.25, 0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 4.0, 8.0, 30.0]
 
 
 def probes(num_classes: int, rows: int = 300) -> Tensor:
-    """Scores to try a claim on, (rows, C): drawn from the levels, and normal with several spreads."""
+    """Scores to try a claim on, (2 rows, C): `rows` drawn from the levels, as many from normal laws of three scales."""
     generator = torch.Generator().manual_seed(num_classes)
     drawn = torch.tensor(LEVELS, dtype=torch.float64)[
         torch.randint(len(LEVELS), (rows, num_classes), generator=generator)
@@ -35,20 +36,21 @@ def probes(num_classes: int, rows: int = 300) -> Tensor:
     return torch.cat([drawn, *spread])
 
 
-def rotating(scores: Tensor) -> Tensor:
-    """A label for each row that visits every class, (rows,)."""
+def rotating_labels(scores: Tensor) -> Tensor:
+    """One label per row, (rows,), that runs through all classes in turn."""
     return torch.arange(len(scores)) % scores.shape[-1]
 
 
-# Order, convexity, shifts ------------------------------------------------------------------------
+# Order preservation, convexity, shifts -----------------------------------------------------------
 
 
-def check_order(case: Case, fact: Fact) -> None:
+def check_order_preservation(case: Case, fact: Fact) -> None:
+    """ "strict", "weak" or "none", from all pairs of classes."""
     scores = probes(5)
-    probs = case.probs(scores, rotating(scores))
+    probs = case.probs(scores, rotating_labels(scores))
     higher = scores[:, :, None] > scores[:, None, :]  # s_i > s_j
     gap = probs[:, :, None] - probs[:, None, :]
-    # far below the top even a strict map rounds to nothing: there only an inversion counts
+    # far below the top even a strict map rounds to ties: there only an inversion counts
     visible = probs[:, :, None] > 1e-14
     if (higher & (gap < -1e-12)).any():
         measured = "none"
@@ -62,13 +64,15 @@ def check_order(case: Case, fact: Fact) -> None:
 
 
 def gradients(case: Case, scores: Tensor, target: Tensor) -> Tensor:
+    """The gradient of the summed loss in the scores."""
     leaf = scores.clone().requires_grad_()
     return torch.autograd.grad(case.loss(leaf, target, reduction="sum"), leaf)[0]
 
 
 def check_fenchel_young(case: Case, fact: Fact) -> None:
+    """Whether the gradient is map minus label."""
     scores = probes(4)
-    target = rotating(scores)
+    target = rotating_labels(scores)
     residual = case.probs(scores, target) - torch.nn.functional.one_hot(target, 4)
     measured = bool(torch.allclose(gradients(case, scores, target), residual, rtol=0, atol=1e-9))
     assert fact.value is measured
@@ -76,9 +80,10 @@ def check_fenchel_young(case: Case, fact: Fact) -> None:
 
 
 def check_convex(case: Case, fact: Fact) -> None:
+    """Whether the loss at every midpoint is at most the mean of the losses at both ends."""
     ends = probes(3, 1500)
     first, second = ends, ends[torch.randperm(len(ends), generator=torch.Generator().manual_seed(0))]
-    target = rotating(ends)
+    target = rotating_labels(ends)
     at_first, at_second, middle = (
         case.loss(s, target, reduction="none") for s in (first, second, (first + second) / 2)
     )
@@ -87,25 +92,29 @@ def check_convex(case: Case, fact: Fact) -> None:
 
 
 def check_shift_invariant(case: Case, fact: Fact) -> None:
+    """Whether map and loss stay the same when a constant is added to all scores of a row."""
     scores = probes(4)
-    target = rotating(scores)
+    target = rotating_labels(scores)
     shift = normal(len(scores), 1, seed=3, scale=5)
     same_map = torch.allclose(case.probs(scores + shift, target), case.probs(scores, target), rtol=0, atol=1e-9)
     before, after = (case.loss(s, target, reduction="none") for s in (scores, scores + shift))
     assert fact.value is bool(same_map and torch.allclose(before, after, rtol=0, atol=1e-9))
 
 
-# Calibration: minimise the conditional risk and compare orders ------------------------------------
+# Calibration: minimise the conditional risk and compare the ranking with that of the probabilities -
+
+# Laws: probabilities of the classes, from the most probable to the least.
 
 LAWS = [[0.6, 0.22, 0.18], [0.5, 0.3, 0.2], [0.45, 0.35, 0.2], [0.7, 0.25, 0.05], [0.3, 0.28, 0.24, 0.18]]
 
 
 def risk(case: Case, scores: Tensor, law: Tensor) -> Tensor:
-    """sum_y p_y l(y, s) for each row, (rows,)."""
+    """The risk sum_y p_y l(y, s) of each row of scores under a law p, (rows,)."""
     return (case.singles(scores) * law).sum(-1)
 
 
 def descend(case: Case, start: Tensor, law: Tensor) -> Tensor:
+    """Scores (C,) at which a descent of the risk from `start` ends."""
     scores = start.clone().requires_grad_()
     optimizer = torch.optim.LBFGS(
         [scores], max_iter=200, tolerance_grad=1e-11, tolerance_change=1e-15, line_search_fn="strong_wolfe"
@@ -122,7 +131,10 @@ def descend(case: Case, start: Tensor, law: Tensor) -> Tensor:
 
 
 def minimisers(case: Case, law: Tensor) -> Tensor:
-    """Scores whose risk is the smallest found, from descents and from a grid of whole numbers, (rows, C)."""
+    """Scores with the smallest risk that was found, (rows, C), by descents and on a grid of whole numbers.
+
+    The grid is for rankmax, whose risk has its minima at kinks, where a descent gets stuck.
+    """
     num_classes = len(law)
     grid = torch.tensor(list(itertools.product([0.0, -1.0, -2.0], repeat=num_classes)), dtype=torch.float64)
     starts = torch.cat([normal(4, num_classes, seed=1), torch.log(law)[None], -3 - torch.log(law)[None]])
@@ -132,14 +144,16 @@ def minimisers(case: Case, law: Tensor) -> Tensor:
 
 
 def check_calibrated(case: Case, fact: Fact) -> None:
+    """Whether every minimiser of the risk ranks the classes by their probabilities, without ties."""
+
     def ranked(law: Tensor) -> bool:
-        # the laws are sorted: every minimiser must fall, and by more than its own error
+        # the probabilities of a law decrease: so must the scores, and by more than the error of the minimiser
         return bool((minimisers(case, law).diff(dim=-1) < -1e-3).all())
 
     assert fact.value is all(ranked(torch.tensor(law, dtype=torch.float64)) for law in LAWS)
 
 
-# Smoothness: the largest curvature found ----------------------------------------------------------
+# Smoothness: the largest curvature that a search finds --------------------------------------------
 
 
 def curvatures(case: Case, scores: Tensor) -> Tensor:
@@ -150,21 +164,23 @@ def curvatures(case: Case, scores: Tensor) -> Tensor:
 
 
 def secants(case: Case, scores: Tensor) -> Tensor:
-    """|grad L(s + h) - grad L(s - h)| / |2 h| for tiny random h, (rows,): kinks show here."""
+    """|grad L(s + h) - grad L(s - h)| / |2 h| for tiny random h, (rows,): at a kink it is huge."""
     step = 1e-7 * torch.nn.functional.normalize(normal(*scores.shape, seed=11), dim=-1)
     target = torch.zeros(len(scores), dtype=torch.long)
     return (gradients(case, scores + step, target) - gradients(case, scores - step, target)).norm(dim=-1) / 2e-7
 
 
-def blocks(num_classes: int) -> Tensor:
-    """Scores of three levels: the label, one other class, and all the rest."""
+def three_levels(num_classes: int) -> Tensor:
+    """Scores (rows, C) of at most three levels: one for the label, one for another class, one for all the others."""
     if num_classes == 2:
         fine = torch.cat(
             [torch.linspace(-4, 4, 81, dtype=torch.float64), torch.tensor([-30.0, 30.0], dtype=torch.float64)]
         )
         return torch.cartesian_prod(fine, fine)
     levels = torch.tensor(LEVELS, dtype=torch.float64)
-    if num_classes > 10:  # large Hessians: the label, or the label and another, above the rest; or all the rest at 0
+    if (
+        num_classes > 10
+    ):  # large Hessians, so fewer rows: the label, or it and one more class, above the others; or these at 0
         gaps = torch.linspace(0, 8, 161, dtype=torch.float64)
         above = torch.zeros(2, len(gaps), num_classes, dtype=torch.float64) - gaps[:, None]
         above[:, :, 0], above[1, :, 1] = 0, 0
@@ -175,8 +191,10 @@ def blocks(num_classes: int) -> Tensor:
 
 
 def search(case: Case, num_classes: int) -> float:
-    """The largest curvature found: blocks and random scores, then random steps uphill."""
-    scores = blocks(num_classes) if num_classes > 10 else torch.cat([blocks(num_classes), probes(num_classes)])
+    """The largest curvature found: at the scores of `three_levels` and `probes`, then by random steps uphill."""
+    scores = (
+        three_levels(num_classes) if num_classes > 10 else torch.cat([three_levels(num_classes), probes(num_classes)])
+    )
     found = curvatures(case, scores)
     best, top = scores[found.argmax()], float(found.max())
     for round_ in range(6 if num_classes <= 10 else 0):
@@ -188,6 +206,7 @@ def search(case: Case, num_classes: int) -> float:
 
 
 def check_smoothness(case: Case, fact: Fact) -> None:
+    """Whether no curvature is above the stated one and a search comes close to it; infinite where there are kinks."""
     assert fact.fn is not None
     assert fact.fn(num_classes=1, **case.setting) == 0
     for num_classes in (2, 4, 100):
@@ -197,7 +216,8 @@ def check_smoothness(case: Case, fact: Fact) -> None:
             continue
         assert fact.value in (None, claimed)
         jumps = secants(
-            case, probes(num_classes) if num_classes > 10 else torch.cat([blocks(num_classes), probes(num_classes)])
+            case,
+            probes(num_classes) if num_classes > 10 else torch.cat([three_levels(num_classes), probes(num_classes)]),
         )
         if math.isinf(claimed):
             assert jumps.max() > 1e4, "no kink: the loss is smooth"
@@ -205,11 +225,11 @@ def check_smoothness(case: Case, fact: Fact) -> None:
         assert jumps.max() <= claimed * (1 + 1e-6) + 1e-6
         largest = search(case, num_classes)
         assert largest <= claimed * (1 + 1e-9)
-        # a supremum is found to a few percent; what says "at most" is a bound, and need only be of the right size
+        # the search comes within 4 % of a supremum; a text with "at most" states a bound, which need not be reached
         assert largest >= (0.75 if fact.text.startswith("at most") else 0.96) * claimed
 
 
-# Cost: numbers that the operations of one step read or write --------------------------------------
+# Cost: how many numbers the operations of one step read or write ----------------------------------
 
 
 class Touched(TorchDispatchMode):
@@ -242,7 +262,7 @@ def touched(case: Case, batch: int, num_classes: int) -> float:
     halves = [normal(batch // 2, num_classes, seed=s, scale=scale) for s, scale in ((1, 30.0), (2, 1e-3))]
     scores, target = torch.cat(halves).requires_grad_(), torch.arange(batch) % 7
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(operators, "solve", simplex.solve)  # operators of our own hide what they do inside
+        patch.setattr(operators, "solve", simplex.solve)  # as operators they would hide the operations inside
         patch.setattr(operators, "apply", simplex.apply)
         with Touched() as mode:
             torch.autograd.grad(case.loss(scores, target), scores)
@@ -250,6 +270,7 @@ def touched(case: Case, batch: int, num_classes: int) -> float:
 
 
 def check_cost(case: Case, fact: Fact) -> None:
+    """Whether the numbers touched grow with batch and classes as the stated cost does."""
     assert fact.fn is not None
     base = (8, 2**11)
     for batch, num_classes in [(8, 2**13), (8, 2**15), (32, 2**11)]:
@@ -262,7 +283,7 @@ def check_cost(case: Case, fact: Fact) -> None:
 
 
 CHECKS: dict[str, Callable[[Case, Fact], None]] = {
-    "order_preservation": check_order,
+    "order_preservation": check_order_preservation,
     "fenchel_young": check_fenchel_young,
     "convex": check_convex,
     "calibrated": check_calibrated,
@@ -288,14 +309,15 @@ def test_every_fact_has_a_check_and_says_where_it_comes_from(case: Case) -> None
         assert (fact.status == "contradicted") == (fact.printed is not None)
 
 
-# A false fact is noticed --------------------------------------------------------------------------
+# False facts are rejected -------------------------------------------------------------------------
 
 
 def scaled(fn: Callable[..., float], factor: Callable[..., float]) -> Callable[..., float]:
+    """The product of two functions of the sizes of a step."""
     return lambda **sizes: fn(**sizes) * factor(**sizes)
 
 
-def lies(name: str, fact: Fact) -> list[Fact]:
+def false_versions(name: str, fact: Fact) -> list[Fact]:
     """False versions of a fact."""
     if name == "order_preservation":
         return [replace(fact, value=value) for value in ("strict", "weak", "none") if value != fact.value]
@@ -319,14 +341,14 @@ def lies(name: str, fact: Fact) -> list[Fact]:
 
 @pytest.mark.parametrize("case", cases(first=True))
 @pytest.mark.parametrize("name", CHECKS)
-def test_a_false_fact_is_noticed(case: Case, name: str) -> None:
-    for lie in lies(name, dict(case.member.facts.items())[name]):
+def test_a_false_fact_is_rejected(case: Case, name: str) -> None:
+    for false_fact in false_versions(name, dict(case.member.facts.items())[name]):
         with pytest.raises(AssertionError):
-            CHECKS[name](case, lie)
+            CHECKS[name](case, false_fact)
 
 
-def test_smoothness_of_a_paper_that_prints_one_is_noticed() -> None:
-    """The bound 1 that holds for every alpha is not the supremum of any alpha below 2 at a finite C."""
+def test_the_bound_1_of_the_paper_is_rejected_as_a_supremum() -> None:
+    """The smoothness of entmax is printed as 1: a bound for every alpha, reached by no alpha below 2 at a finite C."""
     for parameter in cases(foundation=True):
         case: Case = parameter.values[0]
         fact = case.member.facts.smoothness

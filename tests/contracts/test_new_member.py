@@ -1,4 +1,4 @@
-"""A member is its record: one that is written in a file of the tests and put into the table has everything."""
+"""A member that is added to `FAMILY` works everywhere: heads, advisor, planner and commands read only its entry."""
 
 from __future__ import annotations
 
@@ -31,11 +31,13 @@ RUN = ["--data", "planted", "--size", "60x60x10", "--dim", "4", "--epochs", "4",
 
 @pytest.fixture
 def added() -> Iterator[None]:
+    """`FAMILY` with marginmax during a test."""
     with FAMILY.extended(MEMBER):
         yield
 
 
 def command(*arguments: str) -> Result:
+    """The result of `manymax` with these arguments, run in this process."""
     return CliRunner().invoke(build_app(), [*arguments])
 
 
@@ -56,7 +58,7 @@ def test_it_has_a_head_as_a_function_and_as_a_module() -> None:
         head_function(MEMBER)(queries, vectors, torch.full((5, 40), 1 / 40))
 
 
-def test_its_head_on_two_ranks_is_that_of_one_process(tmp_path: Path) -> None:
+def test_its_head_on_two_ranks_equals_that_of_one_process(tmp_path: Path) -> None:
     pool = Pool(tmp_path)
     try:
         for differences in pool.run(2, marginmax.on_ranks):
@@ -79,7 +81,7 @@ def test_the_advisor_and_the_planner_know_what_it_costs() -> None:
 
 
 @pytest.mark.usefixtures("added")
-def test_its_setting_is_an_option_and_a_key_and_its_range_holds(tmp_path: Path) -> None:
+def test_its_setting_is_an_option_and_a_toml_key_and_its_range_is_checked(tmp_path: Path) -> None:
     assert "--margin" in command("train", "--help").stdout
     (tmp_path / "run.toml").write_text(f'[loss]\nname = "{NAME}"\nmargin = 11.0\n', encoding="utf-8")
     for arguments in (["--config", str(tmp_path / "run.toml")], ["--loss", NAME, "--margin", "11"]):
@@ -88,7 +90,7 @@ def test_its_setting_is_an_option_and_a_key_and_its_range_holds(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("added")
-def test_a_run_is_finished_and_an_interrupted_one_goes_on(tmp_path: Path) -> None:
+def test_a_run_finishes_and_a_killed_run_resumes_with_the_same_result(tmp_path: Path) -> None:
     whole = command("train", *RUN, "--margin", "0.25", "--out", str(tmp_path / "whole"))
     assert whole.exit_code == 0, whole.output
     record = read_record(tmp_path / "whole")
@@ -110,15 +112,15 @@ def test_a_run_is_finished_and_an_interrupted_one_goes_on(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("added")
-def test_it_has_its_row_in_the_tables() -> None:
+def test_losses_and_show_print_it() -> None:
     assert NAME in command("losses").stdout
     assert "log(S / m)" in command("show", NAME).stdout
     assert "How far the label must lead" in command("show", NAME).stdout
 
 
 @pytest.mark.slow
-def test_the_contracts_of_losses_and_heads_hold_it_to_what_it_says() -> None:
-    """The same files as for the members of the package, collected with one more row in the table."""
+def test_it_passes_the_contract_tests_of_losses_and_heads() -> None:
+    """The tests of the members of the package, collected with one more row in `FAMILY`."""
     patterns = ("contracts/test_family*.py", "contracts/test_heads.py", "heads/test_exact*.py")
     files = [str(path) for pattern in patterns for path in sorted((ROOT / "tests").glob(pattern))]
     run = [sys.executable, "-m", "pytest", "-q", "-p", "tests.contracts.marginmax", "-p", "no:cacheprovider"]
@@ -129,7 +131,7 @@ def test_the_contracts_of_losses_and_heads_hold_it_to_what_it_says() -> None:
     assert int(passed[1]) > 100
 
 
-def test_a_record_without_a_field_names_it_where_it_is_needed() -> None:
+def test_an_entry_without_a_field_is_an_error_that_names_the_field() -> None:
     for field, needed in (("kernel", head_function), ("kernel", head_class)):
         bare: Member = replace(MEMBER, name="bare", **{field: None})
         with pytest.raises(ManymaxError, match=f"bare has no `{field}`: its entry must give this field"):
