@@ -17,7 +17,7 @@ def variant(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 @pytest.fixture(params=["whole", "single rows"])
 def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All rows in one block, where the longest decides how they are solved, or each row in its own."""
+    """Solve all rows in one block, where the longest row decides how, or each row in a block of its own."""
     if request.param == "single rows":
         monkeypatch.setattr(interaction_rows, "SHARED_BLOCK", 1)
         monkeypatch.setattr(interaction_rows, "SEPARATE_BLOCK", 1)

@@ -52,7 +52,7 @@ def table_of(users: Tensor, items: Tensor, values: Tensor | None = None, size: t
 
 
 def dense_objective(model: RGFactorization, table: Tensor, p: Tensor, q: Tensor, base: Tensor | None = None) -> Tensor:
-    """The objective written out over the full score table."""
+    """The objective, computed from the full table of scores."""
     uniform = torch.full((q.shape[0],), 1 / q.shape[0], dtype=torch.float64)
     base = base if base is not None else uniform if model.prior is None else model.prior
     x = p @ q.T
@@ -68,7 +68,7 @@ def dense_objective(model: RGFactorization, table: Tensor, p: Tensor, q: Tensor,
 
 
 def gradient_left(model: RGFactorization, table: Tensor, side: str) -> float:
-    """Largest entry of the gradient for one side, relative to the terms that cancel in it: sum_i v_ri |z_i|."""
+    """Largest entry of the gradient in one side, relative to the terms that cancel in it, sum_i v_ri |z_i|."""
     vectors = {"user": model.user_vectors, "item": model.item_vectors}
     moved = vectors[side].clone().requires_grad_()
     scale = (table @ vectors["item"].abs() if side == "user" else table.T @ vectors["user"].abs()).max()
@@ -78,7 +78,7 @@ def gradient_left(model: RGFactorization, table: Tensor, side: str) -> float:
 
 
 def minimiser(function: Any, shape: tuple[int, int]) -> Tensor:
-    """The minimum of a quadratic, from its gradient and Hessian at the origin in one joint solve."""
+    """The minimiser of a quadratic function, from its gradient and Hessian at the origin."""
     origin = torch.zeros(shape, dtype=torch.float64)
     size = origin.numel()
     gradient = torch.autograd.functional.jacobian(function, origin).reshape(size)

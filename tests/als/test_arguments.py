@@ -103,7 +103,7 @@ def test_use_before_data() -> None:
 
 
 def test_singular_systems_say_what_to_do() -> None:
-    """One user with twenty times the same item vector: far below rounding, the ridge cannot hold the system up."""
+    """One user with twenty equal item vectors: a ridge far below rounding does not make the system invertible."""
     model = build(positive_weight=1e12, ridge=1e-12, dtype=torch.float32, size=(1, 40, 6))
     model.item_vectors[:20] = model.item_vectors[0]
     with pytest.raises(ManymaxError, match=r"raise `ridge` or use torch\.float64"):

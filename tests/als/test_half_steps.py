@@ -182,7 +182,7 @@ def test_rows_without_interactions() -> None:
 
 
 def test_enough_dimensions_reproduce_the_data() -> None:
-    """RG's optimum is p-hat = (1 + s - mean(s)) / C = y / |Y|, reached when the ridge fades."""
+    """RG's optimum is (1 + s - mean(s)) / C = y / |Y|, which a tiny ridge hardly moves."""
     users, items = interactions()
     model = build(size=(NUM_USERS, NUM_ITEMS, NUM_ITEMS), ridge=1e-9)
     model.fit(users, items, sweeps=200)
@@ -192,7 +192,7 @@ def test_enough_dimensions_reproduce_the_data() -> None:
 
 
 def test_checkerboard(variant: dict[str, Any]) -> None:
-    """Users and items of one parity belong together; the one missing pair of each user must come out on top."""
+    """Users like the items of their own parity; the item left out of each user's data must get the highest score."""
     size = 12
     table = (torch.arange(size)[:, None] + torch.arange(size)) % 2 == 0
     missing = table.clone().fill_diagonal_(False)
@@ -224,7 +224,7 @@ def test_block_sizes_do_not_matter(variant: dict[str, Any], size: int, monkeypat
 
 
 class LargestTensor(TorchDispatchMode):
-    """Notes the size of the largest tensor that any operation makes."""
+    """Keeps the size of the largest tensor that any operation returns."""
 
     size = 0
 
@@ -237,7 +237,7 @@ class LargestTensor(TorchDispatchMode):
 
 @pytest.mark.parametrize("keywords", [{}, {"prior": torch.ones(150)}, {"positive_weight": 1.0}])
 def test_memory_is_linear(keywords: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """No tensor of entries x dim, users x items or rows x dim^2: the largest is of the data, the vectors or a block."""
+    """No tensor has entries x dim, users x items or rows x dim^2 numbers: the largest are data, vectors and blocks."""
     num_users, num_items, dim, count = 120, 150, 8, 6000
     users = torch.randint(num_users, (count,), generator=generator(0))
     items = torch.randint(num_items, (count,), generator=generator(1))

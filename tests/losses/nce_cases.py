@@ -44,7 +44,7 @@ Q = torch.tensor([0.35, 0.05, 0.2, 0.3, 0.1], dtype=torch.float64)
 
 
 def sample() -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
-    """Scores and log Z0 that ask for gradients, and the rest of a sample with hits."""
+    """Positive scores, negative scores and log Z0 that require gradients; and log q and hits of the draws."""
     generator = torch.Generator().manual_seed(3)
     positive = torch.randn(3, generator=generator).double().requires_grad_()
     negative = torch.randn(3, 4, generator=generator).double().requires_grad_()
@@ -55,8 +55,10 @@ def sample() -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
     return positive, negative, log_z, {"log_q_positive": log_q[:, 0], "log_q_negative": log_q, "hits": hits}
 
 
-def bound(policy: str, rest: dict[str, Any]) -> Callable[..., Tensor]:
+def loss_on_draws(policy: str, draws: dict[str, Any]) -> Callable[..., Tensor]:
+    """The loss as a function of the scores and log Z0, for given log q and hits."""
+
     def loss(positive: Tensor, negative: Tensor, log_z: float | Tensor = 0.0) -> Tensor:
-        return nce_loss(positive, negative, **rest, hit_policy=policy, log_z=log_z, reduction="none")
+        return nce_loss(positive, negative, **draws, hit_policy=policy, log_z=log_z, reduction="none")
 
     return loss

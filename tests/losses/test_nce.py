@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 
 from manymax import ArgumentError, ArgumentTypeError, NCELoss, nce_loss
-from tests.losses.nce_cases import FACTS, IDS, TARGET, Q, bound, each_policy, hessian, loss_of_classes, sample
+from tests.losses.nce_cases import FACTS, IDS, TARGET, Q, each_policy, hessian, loss_of_classes, loss_on_draws, sample
 
 mp = mpmath.mp.clone()
 mp.dps = 50
@@ -26,7 +26,7 @@ Number = Any  # mpmath has no types
 
 
 def high_precision_loss(scores: list[Number], target: int, ids: list[int], log_q: list[float], policy: str) -> Number:
-    """-log P(data | y) - sum_j log P(noise | j) for odds exp(s) / Z0 to k q; scores ends with log Z0."""
+    """-log P(data | y) - sum_j log P(noise | j), with odds exp(s) / Z0 to k q; log Z0 is the last of `scores`."""
     *scores, log_z = scores
 
     def odds(j: int) -> Number:
@@ -37,9 +37,11 @@ def high_precision_loss(scores: list[Number], target: int, ids: list[int], log_q
     return -mp.log(data / (1 + data)) - mp.fsum(mp.log(1 / (1 + each)) for each in noise)
 
 
-def high_precision_gradient(scores: list[Number], *rest: Any) -> list[Number]:
+def high_precision_gradient(scores: list[Number], *draws: Any) -> list[Number]:
+    """The gradient of `high_precision_loss` in the scores and log Z0, by numerical differentiation."""
+
     def along(i: int) -> Number:
-        return mp.diff(lambda x: high_precision_loss([*scores[:i], x, *scores[i + 1 :]], *rest), scores[i])
+        return mp.diff(lambda x: high_precision_loss([*scores[:i], x, *scores[i + 1 :]], *draws), scores[i])
 
     return [along(i) for i in range(len(scores))]
 
@@ -180,25 +182,25 @@ def test_a_batch_is_its_rows(
 
 @each_policy
 def test_derivatives_by_finite_differences(policy: str) -> None:
-    positive, negative, log_z, rest = sample()
+    positive, negative, log_z, draws = sample()
     for z in (log_z, log_z[0].detach().requires_grad_()):
-        assert gradcheck(bound(policy, rest), (positive, negative, z))
-        assert gradgradcheck(bound(policy, rest), (positive, negative, z))
+        assert gradcheck(loss_on_draws(policy, draws), (positive, negative, z))
+        assert gradgradcheck(loss_on_draws(policy, draws), (positive, negative, z))
 
 
 @each_policy
 def test_function_transforms(policy: str) -> None:
-    positive, negative, log_z, rest = sample()
-    loss = bound(policy, rest)
+    positive, negative, log_z, draws = sample()
+    loss = loss_on_draws(policy, draws)
     arguments = positive, negative, log_z
     expected = torch.autograd.grad(loss(*arguments).sum(), arguments)
     got = torch.func.grad(lambda *parts: loss(*parts).sum(), argnums=(0, 1, 2))(*arguments)
     torch.testing.assert_close(got, expected)
 
     def row(p: Tensor, n: Tensor, z: Tensor, q: Tensor, h: Tensor) -> Tensor:
-        return bound(policy, {"log_q_positive": q[0], "log_q_negative": q, "hits": h})(p, n, z)
+        return loss_on_draws(policy, {"log_q_positive": q[0], "log_q_negative": q, "hits": h})(p, n, z)
 
-    rows = *arguments, rest["log_q_negative"], rest["hits"]
+    rows = *arguments, draws["log_q_negative"], draws["hits"]
     torch.testing.assert_close(torch.vmap(row)(*rows), loss(*arguments))
     torch.testing.assert_close(torch.vmap(torch.func.grad(row, argnums=1))(*rows), expected[1])
     torch.testing.assert_close(torch.func.jacrev(loss, argnums=1)(*arguments).sum(0), expected[1])
@@ -208,9 +210,9 @@ def test_function_transforms(policy: str) -> None:
 
 @each_policy
 def test_compiles_in_one_graph(policy: str) -> None:
-    positive, negative, log_z, rest = sample()
+    positive, negative, log_z, draws = sample()
     negative = negative.detach().index_fill(1, torch.tensor([2]), -math.inf).requires_grad_()
-    loss = bound(policy, rest)
+    loss = loss_on_draws(policy, draws)
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
     for arguments in ((positive, negative), (positive, negative, log_z)):
         value, expected = compiled(*arguments), loss(*arguments)
@@ -228,9 +230,9 @@ def test_nan_stays_visible_where_values_cannot_be_checked() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @each_policy
 def test_half_precision(policy: str, dtype: torch.dtype) -> None:
-    positive, negative, log_z, rest = sample()
+    positive, negative, log_z, draws = sample()
     positive, negative, log_z = positive.to(dtype), negative.to(dtype), log_z.to(dtype)
-    loss = bound(policy, rest)
+    loss = loss_on_draws(policy, draws)
     exact = loss(positive.double(), negative.double(), log_z.double())
     assert loss(positive, negative, log_z).dtype == dtype
     torch.testing.assert_close(loss(positive, negative, log_z), exact.to(dtype))
@@ -245,16 +247,16 @@ def test_half_precision(policy: str, dtype: torch.dtype) -> None:
 
 @each_policy
 def test_module_is_the_function(policy: str) -> None:
-    positive, negative, _, rest = sample()
+    positive, negative, _, draws = sample()
     module = NCELoss(log_z=0.5, hit_policy=policy, reduction="none")
-    assert torch.equal(module(positive, negative, **rest), bound(policy, rest)(positive, negative, 0.5))
+    assert torch.equal(module(positive, negative, **draws), loss_on_draws(policy, draws)(positive, negative, 0.5))
     assert list(module.parameters()) == []
 
 
 def test_module_learns_log_z() -> None:
-    positive, negative, _, rest = sample()
+    positive, negative, _, draws = sample()
     module = NCELoss(log_z=0.5, learnable=True)
-    module(positive, negative, **rest).backward()
+    module(positive, negative, **draws).backward()
     (log_z,) = module.parameters()
     assert log_z.item() == 0.5
     assert log_z.grad is not None
@@ -263,12 +265,12 @@ def test_module_learns_log_z() -> None:
 
 
 def test_a_float32_parameter_keeps_float64_digits() -> None:
-    positive, negative, _, rest = sample()
+    positive, negative, _, draws = sample()
     shift = 0.5 + math.log(4)  # log Z0 and log k
-    noise = torch.logaddexp(negative - rest["log_q_negative"] - shift, torch.zeros(()).double()).sum(-1)
-    data = torch.logaddexp(rest["log_q_positive"] + shift - positive, torch.zeros(()).double())
+    noise = torch.logaddexp(negative - draws["log_q_negative"] - shift, torch.zeros(()).double()).sum(-1)
+    data = torch.logaddexp(draws["log_q_positive"] + shift - positive, torch.zeros(()).double())
     for learnable in (True, False):
-        loss = NCELoss(log_z=0.5, learnable=learnable, reduction="none")(positive, negative, **rest)
+        loss = NCELoss(log_z=0.5, learnable=learnable, reduction="none")(positive, negative, **draws)
         assert loss.dtype == torch.float64
         torch.testing.assert_close(loss, data + noise, rtol=0, atol=1e-13)
 

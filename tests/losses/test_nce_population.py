@@ -44,7 +44,7 @@ def losses_of_all_samples(
 
 
 def minimiser(risk: Callable[[Tensor], Tensor], num_classes: int) -> Tensor:
-    """The minimiser of a strictly convex risk, by Newton steps that never go up."""
+    """The minimiser of a strictly convex risk, by Newton steps that never raise the risk."""
     scores = torch.zeros(num_classes, dtype=torch.float64)
     for _ in range(100):
         slope = torch.func.grad(risk)(scores)
@@ -130,7 +130,7 @@ def printed_variance(probs: Tensor, q: Tensor, num_negatives: int) -> float:
 
 
 def test_the_printed_variance_holds_only_near_the_noise() -> None:
-    """k chi2 / (1 + k)^2 linearises log(k + t) at t = 1: right for small chi2, many times too large otherwise."""
+    """k chi2 / (1 + k)^2 replaces log(k + t) by its tangent at t = 1: right for small chi2, else far too large."""
     q = torch.full((50,), 1 / 50, dtype=torch.float64)
     near, far = q * torch.tensor([1.3, 0.7]).repeat(25), zipf(3.0, 50)
     assert chi_square(near, q) == pytest.approx(0.09)
@@ -155,7 +155,7 @@ def test_the_gap_to_the_full_loss_grows_like_log_k() -> None:
 
 
 def test_the_gradient_tends_to_that_of_unnormalised_scores() -> None:
-    """exp(s) - e_y, and not softmax(s) - e_y: they differ unless the scores are normalised."""
+    """It tends to exp(s) - e_y, which differs from softmax(s) - e_y unless the scores are normalised."""
     scores, q, k = exactly(0.5, -1.0, 0.2), exactly(0.3, 0.3, 0.4), 200_000
     target = torch.tensor([1])
     ids = torch.repeat_interleave(torch.arange(3), (k * q).round().long()).unsqueeze(0)  # as often as expected
@@ -216,7 +216,7 @@ def test_fact_cost_is_the_number_of_scores() -> None:
 
 @each_population
 def test_fact_bias_and_variance(probs: Tensor, q: Tensor, num_negatives: int) -> None:
-    """The mean loss minus that of the full softmax, H(P), and the variance of either."""
+    """The bias is the mean loss minus H(P), the mean loss of the full softmax."""
     assert FACTS.bias is not None
     assert FACTS.variance is not None
     assert FACTS.bias.fn is not None

@@ -135,7 +135,7 @@ def test_map_and_log_partition_in_50_digits(dtype: torch.dtype, tolerance: float
 def test_normalized_is_a_squared_distance(
     scores: list[float], masked: int, kind: str, smoothing: float, data: st.DataObject
 ) -> None:
-    """(C / 2) ||p - t||^2 over the live classes, whatever form t comes in."""
+    """It is (C / 2) ||p - t||^2 over the live classes, in whatever form t is given."""
     size = len(scores)
     positives = data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=size, unique=True))
     row = torch.tensor([*scores, *[-INF] * masked], dtype=torch.float64)
@@ -151,7 +151,7 @@ def test_normalized_is_a_squared_distance(
 
 
 def test_it_is_a_squared_loss(seed: int) -> None:
-    """||s - mean - (C e_y - 1)||^2 / (2 C) + log C - (C - 1) / 2, so it can be negative."""
+    """It is ||s - mean - (C e_y - 1)||^2 / (2 C) + log C - (C - 1) / 2, so it can be negative."""
     scores, target = 2 * torch.randn(7, 4).double(), torch.randint(4, (7,))
     corner = 4 * torch.nn.functional.one_hot(target, 4) - 1
     distance = (scores - scores.mean(-1, keepdim=True) - corner).square().sum(-1) / 8

@@ -21,7 +21,7 @@ from tests.losses.rg_cases import FACTS, SCORES, hessian
 
 
 def test_error_series_for_small_scores(seed: int) -> None:
-    """-mu3 / 6 - kappa4 / 24, and what is left is of fifth order."""
+    """The error is -mu3 / 6 - kappa4 / 24 plus terms of fifth order in the scores."""
     shape = torch.randn(12).double()
     left = []
     for size in (0.2, 0.1):
@@ -68,7 +68,7 @@ def test_the_error_at_its_own_optimum_is_not_negligible(num_classes: int, error:
 
 
 def minimiser(risk: Callable[[Tensor], Tensor], num_classes: int) -> Tensor:
-    """One Newton step, which is all that a quadratic needs, with the scores centred."""
+    """The centred minimiser of a quadratic risk, which one Newton step finds."""
     start = torch.zeros(num_classes, dtype=torch.float64)
     best = start - torch.linalg.pinv(hessian(risk)(start)) @ torch.func.grad(risk)(start)
     assert torch.func.grad(risk)(best).norm() < 1e-12
@@ -84,7 +84,7 @@ def test_minimiser_is_affine_in_p() -> None:
 
 
 def test_minimiser_with_several_positives() -> None:
-    """C E[y] / E|Y| + const for the sum: P({a}) = .45, P({b, c}) = .55 ranks b and c first; C E[y/|y|] normalized."""
+    """P({a}) = .45, P({b, c}) = .55: C E[y] / E|Y| + const for "sum", b and c first; C E[y/|y|] for "normalized"."""
     labels = torch.tensor([[1, 0, 0], [0, 1, 1]], dtype=torch.bool)
     chance = torch.tensor([0.45, 0.55], dtype=torch.float64)
 

@@ -65,7 +65,7 @@ def test_shape_of_the_queries_is_kept() -> None:
 
 
 class Largest(TorchDispatchMode):
-    """Remembers the number of entries of the largest tensor that any operation makes."""
+    """Keeps the number of entries of the largest tensor that any operation returns."""
 
     entries = 0
 

@@ -38,7 +38,7 @@ Number = Any  # mpmath has no types
 def high_precision_loss(
     scores: list[Number], target: int, ids: list[int], log_q: list[float], variant: tuple[str, str, str | None]
 ) -> Number:
-    """The loss by its definition; k counts the drawn."""
+    """The loss by its definition; k counts all draws, masked ones included."""
     correction, policy, debias = variant
     k = len(ids)
     first = mp.exp(scores[target])
@@ -61,9 +61,11 @@ def high_precision_loss(
     return total - mp.log(first)
 
 
-def high_precision_gradient(scores: list[Number], *rest: Any) -> list[Number]:
+def high_precision_gradient(scores: list[Number], *draws: Any) -> list[Number]:
+    """The gradient of `high_precision_loss` in the scores, by numerical differentiation."""
+
     def along(i: int) -> Number:
-        return mp.diff(lambda x: high_precision_loss([*scores[:i], x, *scores[i + 1 :]], *rest), scores[i])
+        return mp.diff(lambda x: high_precision_loss([*scores[:i], x, *scores[i + 1 :]], *draws), scores[i])
 
     return [along(i) for i in range(len(scores))]
 
@@ -188,7 +190,7 @@ def test_hit_policy_defaults() -> None:
         assert default != sampled_softmax_loss(positive, negative, hit_policy=other, **options)
 
 
-def test_partition_divides_by_the_drawn_not_by_the_left() -> None:
+def test_partition_divides_by_all_draws_masked_ones_included() -> None:
     positive, negative, hits = torch.tensor(0.0), torch.tensor([0.0, 5.0]), torch.tensor([False, True])
     loss = sampled_softmax_loss(positive, negative, log_q_negative=0.0, hits=hits, correction="partition")
     assert loss.item() == pytest.approx(math.log(1 + 1 / 2))
@@ -233,7 +235,7 @@ def test_a_batch_is_its_rows(
 
 
 def sample(num_negatives: int = 4, batch: int = 3) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """Scores that ask for gradients, and the rest of a sample with hits, among them a row with nothing else."""
+    """Scores that require gradients; and log q and hits of the draws, which are all hits in the first row."""
     generator = torch.Generator().manual_seed(3)
     positive = torch.randn(batch, generator=generator).double().requires_grad_()
     negative = torch.randn(batch, num_negatives, generator=generator).double().requires_grad_()
@@ -243,10 +245,14 @@ def sample(num_negatives: int = 4, batch: int = 3) -> tuple[Tensor, Tensor, dict
     return positive, negative, {"log_q_positive": log_q[:, 0], "log_q_negative": log_q, "hits": hits}
 
 
-def bound(correction: str, policy: str, debias: str | None, rest: dict[str, Any]) -> Callable[[Tensor, Tensor], Tensor]:
+def loss_on_draws(
+    correction: str, policy: str, debias: str | None, draws: dict[str, Any]
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """The loss as a function of the scores, for given log q and hits."""
+
     def loss(positive: Tensor, negative: Tensor) -> Tensor:
         return sampled_softmax_loss(
-            positive, negative, **rest, correction=correction, hit_policy=policy, debias=debias, reduction="none"
+            positive, negative, **draws, correction=correction, hit_policy=policy, debias=debias, reduction="none"
         )
 
     return loss
@@ -257,33 +263,33 @@ def bound(correction: str, policy: str, debias: str | None, rest: dict[str, Any]
 def test_derivatives_by_finite_differences(
     correction: str, policy: str, debias: str | None, num_negatives: int
 ) -> None:
-    positive, negative, rest = sample(num_negatives)
-    loss = bound(correction, policy, debias, rest)
+    positive, negative, draws = sample(num_negatives)
+    loss = loss_on_draws(correction, policy, debias, draws)
     assert gradcheck(loss, (positive, negative))
     assert gradgradcheck(loss, (positive, negative))
 
 
 @each_variant
 def test_derivatives_where_terms_tie(correction: str, policy: str, debias: str | None) -> None:
-    _, _, rest = sample()
+    _, _, draws = sample()
     equal = torch.zeros(3, dtype=torch.float64, requires_grad=True), torch.zeros(3, 4).double().requires_grad_()
-    loss = bound(correction, policy, debias, rest | {"log_q_negative": -1.0})
+    loss = loss_on_draws(correction, policy, debias, draws | {"log_q_negative": -1.0})
     assert gradcheck(loss, equal)
     assert gradgradcheck(loss, equal)
 
 
 @each_variant
 def test_function_transforms(correction: str, policy: str, debias: str | None) -> None:
-    positive, negative, rest = sample()
-    loss = bound(correction, policy, debias, rest)
+    positive, negative, draws = sample()
+    loss = loss_on_draws(correction, policy, debias, draws)
     expected = torch.autograd.grad(loss(positive, negative).sum(), (positive, negative))
     got = torch.func.grad(lambda p, n: loss(p, n).sum(), argnums=(0, 1))(positive, negative)
     torch.testing.assert_close(got, expected)
 
     def row(p: Tensor, n: Tensor, q: Tensor, h: Tensor) -> Tensor:
-        return bound(correction, policy, debias, {"log_q_positive": q[0], "log_q_negative": q, "hits": h})(p, n)
+        return loss_on_draws(correction, policy, debias, {"log_q_positive": q[0], "log_q_negative": q, "hits": h})(p, n)
 
-    rows = positive, negative, rest["log_q_negative"], rest["hits"]
+    rows = positive, negative, draws["log_q_negative"], draws["hits"]
     torch.testing.assert_close(torch.vmap(row)(*rows), loss(positive, negative))
     per_row = torch.vmap(torch.func.grad(row, argnums=1))(*rows)
     torch.testing.assert_close(per_row, expected[1])
@@ -295,8 +301,8 @@ def test_function_transforms(correction: str, policy: str, debias: str | None) -
 
 @pytest.mark.parametrize(("correction", "policy", "debias"), [VARIANTS[1], VARIANTS[2], *DEBIASED[2:]])
 def test_compiles_in_one_graph(correction: str, policy: str, debias: str | None) -> None:
-    positive, negative, rest = sample()
-    loss = bound(correction, policy, debias, rest)
+    positive, negative, draws = sample()
+    loss = loss_on_draws(correction, policy, debias, draws)
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
     expected = torch.autograd.grad(loss(positive, negative).sum(), (positive, negative))
     value = compiled(positive, negative)
@@ -307,9 +313,9 @@ def test_compiles_in_one_graph(correction: str, policy: str, debias: str | None)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @each_variant
 def test_half_precision(correction: str, policy: str, debias: str | None, dtype: torch.dtype) -> None:
-    positive, negative, rest = sample()
+    positive, negative, draws = sample()
     positive, negative = positive.to(dtype), negative.to(dtype)
-    loss = bound(correction, policy, debias, rest)
+    loss = loss_on_draws(correction, policy, debias, draws)
     exact = loss(positive.double(), negative.double())
     assert loss(positive, negative).dtype == dtype
     torch.testing.assert_close(loss(positive, negative), exact.to(dtype))
@@ -320,17 +326,19 @@ def test_half_precision(correction: str, policy: str, debias: str | None, dtype:
 
 
 def test_negatives_may_have_another_dtype() -> None:
-    positive, negative, rest = sample()
-    loss = bound("logq", "keep", None, rest)
+    positive, negative, draws = sample()
+    loss = loss_on_draws("logq", "keep", None, draws)
     assert loss(positive.float(), negative).dtype == torch.float32
     torch.testing.assert_close(loss(positive, negative.float()), loss(positive, negative), rtol=1e-6, atol=1e-6)
 
 
 @each_variant
 def test_module_is_the_function(correction: str, policy: str, debias: str | None) -> None:
-    positive, negative, rest = sample()
+    positive, negative, draws = sample()
     module = SampledSoftmaxLoss(correction=correction, hit_policy=policy, debias=debias, reduction="none")
-    assert torch.equal(module(positive, negative, **rest), bound(correction, policy, debias, rest)(positive, negative))
+    assert torch.equal(
+        module(positive, negative, **draws), loss_on_draws(correction, policy, debias, draws)(positive, negative)
+    )
 
 
 def test_partition_on_all_classes_is_the_full_loss() -> None:

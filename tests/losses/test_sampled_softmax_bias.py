@@ -15,7 +15,7 @@ from tests.losses.sampled_softmax_cases import Q4, bias, distribution, estimates
 
 
 def log_partition(name: str, scores: Tensor, q: Tensor, target: int, ids: Tensor) -> Tensor:
-    """The estimate of log Z on samples ids (n, k), from the library's losses; only importance sampling is written out.
+    """The estimate of log Z on samples ids (n, k), from the library's losses; importance sampling is computed here.
 
     "logq" is shifted by log q_y as in `estimates`, that is, log((k + 1) q_y) is still in it.
     """
@@ -77,7 +77,7 @@ def predictions(scores: Tensor, q: Tensor, target: int, k: int) -> dict[str, tup
 
 @pytest.mark.parametrize("name", ["importance", "partition", "logq", "none"])
 def test_the_delta_method_inside_its_range(name: str) -> None:
-    """Within 12 % of the exact values wherever chi2 / k <= 0.2 and k q_j >= 20 for the likeliest class."""
+    """They are within 12 % of the exact values if chi2 / k <= 0.2 and k q_j >= 20 for the likeliest class."""
     scores = 1.5 * distribution("zipf", 60).log()
     log_z, probs, inside, worst_outside = scores.logsumexp(-1).item(), scores.softmax(-1), 0, 0.0
     for proposal, k in itertools.product(("uniform", "zipf", "reversed"), (3, 30, 300, 3000, 60_000)):
@@ -97,7 +97,7 @@ def test_the_delta_method_inside_its_range(name: str) -> None:
 
 
 def test_the_rule_of_thumb_is_no_guarantee() -> None:
-    """A class that carries chi2 and is hardly drawn escapes the rule, which looks at the likeliest class."""
+    """The rule looks at the likeliest class and misses another one that makes up chi2 and is hardly ever drawn."""
     probs, q = bias.delta_pairs()["starved class"]
     exact, delta, _, _ = bias.delta_row(probs, q, 50)
     assert bias.delta_holds(probs, q, 50)
@@ -105,7 +105,7 @@ def test_the_rule_of_thumb_is_no_guarantee() -> None:
 
 
 def test_the_rule_of_thumb_needs_both_halves() -> None:
-    """Many draws of the likeliest class, or a small chi2 / k, are not enough alone."""
+    """Neither many draws of the likeliest class nor a small chi2 / k is enough alone."""
     probs = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     starved, even = torch.tensor([[0.9, 0.0005, 0.0995], [0.4, 0.3, 0.3]], dtype=torch.float64)
     exact, delta, _, _ = bias.delta_row(probs, starved, 50)
@@ -151,7 +151,7 @@ def test_order_of_the_bias(pair: tuple[Tensor, Tensor], debias: str | None, expo
 @pytest.mark.parametrize("debias", [None, "delta", "jackknife"])
 @pytest.mark.parametrize("pair", ["fair", "poor"])
 def test_constants_of_the_bias(debias: str | None, pair: str) -> None:
-    """k bias, or k^2 bias, tends to the constant of the leading term; extrapolated once in 1/k."""
+    """k (or k^2) times the bias tends to the constant of its leading term, after one step of extrapolation in 1/k."""
     probs, q = (torch.tensor(values, dtype=torch.float64) for values in bias.PAIRS[pair])
     power = 1 if debias is None else 2
     constant = sum(p * bias.next_orders(probs, q, y)[debias] for y, p in enumerate(probs.tolist()))
@@ -191,7 +191,7 @@ def test_debias_only_adds_and_is_not_convex(seed: int) -> None:
 
 
 def test_what_the_page_says_of_variance() -> None:
-    """At k = 2 and the fair pair, for y ~ P: a third more with the jackknife, less than that with delta."""
+    """At k = 2 on the fair pair, for y ~ P, the jackknife adds a third to the variance, and delta adds less."""
     probs, q = FAIR
     ids, weights = bias.all_samples(q, 2)
     spread = dict.fromkeys(bias.DEBIAS, 0.0)
@@ -204,7 +204,7 @@ def test_what_the_page_says_of_variance() -> None:
 
 
 def test_what_the_page_says_of_the_rule() -> None:
-    """Safe in every Zipf row of the table."""
+    """Where the rule of thumb holds, the Delta method is right in every Zipf row of the table."""
     rows = [(name, k) for name in bias.delta_pairs() if name.startswith("Zipf") for k in (5, 50, 500, 5000)]
     inside = [(name, k) for name, k in rows if bias.delta_holds(*bias.delta_pairs()[name], k)]
     assert 0 < len(inside) < len(rows)

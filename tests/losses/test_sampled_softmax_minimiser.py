@@ -30,7 +30,7 @@ from tests.losses.sampled_softmax_cases import (
 
 
 def expected_loss(scores: Tensor, probs: Tensor, q: Tensor, num_negatives: int, variant: Any) -> Tensor:
-    """The risk: the mean of the loss over every y and every sample, enumerated."""
+    """The risk: the mean of the loss over all labels y and all samples, which are enumerated."""
     ids, weights = bias.all_samples(q, num_negatives)
     risks = []
     for y in range(len(probs)):
@@ -40,7 +40,7 @@ def expected_loss(scores: Tensor, probs: Tensor, q: Tensor, num_negatives: int, 
 
 
 def minimiser(risk: Callable[[Tensor], Tensor], num_classes: int) -> Tensor:
-    """log-probabilities of the minimiser of a convex, shift invariant risk, by Newton steps that never go up."""
+    """Log-probabilities of the minimiser of a convex, shift invariant risk, by Newton steps that never raise it."""
     scores = torch.zeros(num_classes, dtype=torch.float64)
     for _ in range(100):
         slope = torch.func.grad(risk)(scores)
@@ -103,7 +103,7 @@ def test_partition_reaches_log_p_only_as_k_grows() -> None:
 
 
 def test_partition_with_hits_kept_tends_elsewhere() -> None:
-    """P (1 + P) is proportional to p in the limit: the right order, the wrong values."""
+    """In the limit P (1 + P) is proportional to p: classes are ranked like p, but the values are not those of p."""
     limits = []
     for k in (32, 64):
         limits.append(minimises(P3, Q3, k, ("partition", "keep", None)).exp())
@@ -113,7 +113,7 @@ def test_partition_with_hits_kept_tends_elsewhere() -> None:
 
 
 def test_which_variants_keep_the_order_of_p(seed: int) -> None:
-    """ "logq" with hits kept always does; under a uniform proposal all do; "none" follows p / q."""
+    """ "logq" with hits kept always does, and under a uniform proposal all variants do; "none" ranks by p / q."""
     variants = [("logq", "keep", None), ("none", "keep", None), ("partition", "mask", None)]
     wrong = dict.fromkeys(variants, 0)
     uniform = torch.full((4,), 0.25, dtype=torch.float64)
@@ -137,7 +137,7 @@ def mean_gradient(scores: Tensor, q: Tensor, target: int, num_negatives: int, va
 
 
 def test_gradients_of_the_model_s_own_proposal() -> None:
-    """With q = P the mean gradient is k / (k + 1) of the full one: not unbiased, whatever is printed."""
+    """With q = P the mean gradient is k / (k + 1) of the full one, so it is biased, contrary to the paper."""
     scores = P4.log()
     full = P4 - torch.eye(4, dtype=torch.float64)[1]
     for k in (1, 2, 5):
@@ -192,7 +192,7 @@ def test_fact_shift_invariant(correction: str, seed: int) -> None:
 
 
 def test_fact_calibrated() -> None:
-    """The default ranks like p for every k, which the paper grants only as k grows."""
+    """The default ranks like p for every k; the paper says so only for growing k."""
     best = [minimises(P4, Q4, k, ("logq", "keep", None)) for k in (1, 3)]
     assert all(torch.equal(s.argsort(), P4.argsort()) for s in best) is FACTS.calibrated.value
     simple = minimises(P4, Q4, 3, ("none", "keep", None))
@@ -210,7 +210,7 @@ def test_fact_cost_is_the_number_of_scores() -> None:
 
 
 def test_fact_bias_and_variance() -> None:
-    """Of "logq" with log((k + 1) q_y) taken off, for y ~ P, to leading order."""
+    """Bias and variance of "logq", minus the offset log((k + 1) q_y), for y ~ P, to leading order."""
     assert FACTS.bias is not None
     assert FACTS.variance is not None
     assert FACTS.bias.fn is not None
