@@ -118,7 +118,7 @@ def test_wrong_settings_are_refused(settings: dict, complaint: str) -> None:
 
 def test_a_batch_without_fitting_histories_is_refused() -> None:
     backbone = SASRec(30, 8, max_length=4)
-    with pytest.raises(ArgumentError, match=r"`batch.history` must be \(B, T\) with T <= 4; got none"):
+    with pytest.raises(ArgumentError, match=r"`batch.history` must be \(B, T\) with T <= 4; got no history"):
         backbone.queries(Batch(torch.arange(2)), backbone.vectors())
     with pytest.raises(ArgumentError, match=r"got shape \(2, 5\)"):
         backbone.queries(Batch(torch.arange(2), torch.zeros(2, 5, dtype=torch.long)), backbone.vectors())

@@ -1,4 +1,4 @@
-"""Backbones: from users or histories to queries, and the item vectors they are compared with."""
+"""Backbones: models that turn users or histories into queries and provide item vectors. `BACKBONES` is their table."""
 
 from manymax.study.backbones import lightgcn, mf, sasrec
 from manymax.study.backbones.base import Backbone, BackboneEntry, Vectors

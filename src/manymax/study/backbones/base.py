@@ -1,4 +1,4 @@
-"""What a training loop asks of a backbone, and what a row of `BACKBONES` says of one."""
+"""The interface of a backbone, and `BackboneEntry`, a row of `BACKBONES`."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from manymax.study.data.interactions import Split
 
 
 class Head(Protocol):
-    """What backbones know of a head."""
+    """The part of a head that backbones use."""
 
     @property
     def takes_class_vectors(self) -> bool: ...
 
 
 class Vectors(NamedTuple):
-    """What one step computes once for everybody: (C, d) item vectors, and (U, d) user vectors where there are any."""
+    """The vectors that are computed once per step: items (C, d), and users (U, d) if the backbone has user vectors."""
 
     items: Tensor
     users: Tensor | None = None
 
     def for_head(self, head: Head) -> Tensor | None:
-        """The item vectors, where the head scores by vectors that it is given; None where it has its own."""
+        """The item vectors for a head that takes class vectors; None for a head with vectors of its own (a tree)."""
         return self.items if head.takes_class_vectors else None
 
 
 class Backbone(nn.Module, ABC):
     """A model that turns a batch into queries; scores are inner products of queries and item vectors.
 
-    A step is
+    A training step is
 
         vectors = backbone.vectors()
         queries = backbone.queries(batch, vectors)
         loss = head(queries, batch.target, vectors.for_head(head))
 
-    `needs_history` says whether batches must bring histories, `max_length` how many items of them at most.
+    `needs_history` says whether batches must have histories, and `max_length` how many items a history may have.
     """
 
     needs_history: bool = False
@@ -51,15 +51,15 @@ class Backbone(nn.Module, ABC):
 
     @abstractmethod
     def vectors(self) -> Vectors:
-        """Item vectors (C, d), and user vectors if there are any; a graph backbone propagates here, once a step."""
+        """Item vectors (C, d), and user vectors if there are any; a graph backbone propagates here, once per step."""
 
     @abstractmethod
     def queries(self, batch: Batch, vectors: Vectors) -> Tensor:
-        """(B, d), one query a row; (N, d), one for each entry of the histories, if `batch.every_position`."""
+        """(B, d), one query per row; with `batch.every_position` (N, d), one per entry of the histories."""
 
 
 class Cosine(Backbone):
-    """Another backbone with scores cos(query, item) / temperature instead of inner products."""
+    """A backbone around another one, whose scores are cos(query, item) / temperature instead of inner products."""
 
     def __init__(self, backbone: Backbone, temperature: float) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Cosine(Backbone):
         self.needs_history, self.max_length = backbone.needs_history, backbone.max_length
 
     def vectors(self) -> Vectors:
-        """Item vectors of length 1; user vectors as they are."""
+        """Item vectors of length 1. User vectors stay as they are: `queries` normalises what is made of them."""
         vectors = self.backbone.vectors()
         return vectors._replace(items=nn.functional.normalize(vectors.items, dim=-1))
 
@@ -78,14 +78,14 @@ class Cosine(Backbone):
         return nn.functional.normalize(self.backbone.queries(batch, vectors), dim=-1) / self.temperature
 
 
-# The number of layers, of backbones that have some.
-LAYERS = Setting("layers", int, 2, "Transformer blocks, or rounds of propagation.", least=0)
+# The setting of all backbones with layers, one object so that they share the option.
+LAYERS = Setting("layers", int, 2, "Number of transformer blocks, or of rounds of propagation.", least=0)
 
 
 class Settings(Protocol):
-    """The options that backbones read, whatever holds them; `manymax.study.config` says what they mean.
+    """The options that backbones read, as attributes; `groups.py` and the rows of `BACKBONES` say what they mean.
 
-    Settings that a row of `BACKBONES` declares itself are attributes too.
+    Further settings that a row of `BACKBONES` declares are attributes too.
     """
 
     @property
@@ -123,11 +123,14 @@ class Settings(Protocol):
 class BackboneEntry:
     """One row of `BACKBONES`.
 
-    `make(split, settings, generator)` builds a backbone with first weights from the generator; `build` then sets the
-    scale of its scores. `needs_history` is that of the backbones that it builds: whether batches bring histories.
-    `settings`: what it can be set to beside what all backbones share. `pairs`: whether its batches are of (user, item)
-    pairs, made as a run's `batches` says. `factors`: whether it is nothing but two tables of vectors, `users` and
-    `items`, which a solver other than gradients can find.
+    name, aliases, title: what settings and reports call it.
+    make: (split, settings, generator) -> a backbone with random first weights from the generator.
+    citation: where it was published.
+    needs_history: whether its batches must have histories.
+    settings: its settings beside those that all backbones share.
+    pairs: whether its batches consist of (user, item) pairs, so that the option `batches` has an effect.
+    factors: whether it consists of nothing but two embeddings, `users` and `items`; solvers other than gradients
+        need this.
     """
 
     name: str
@@ -141,12 +144,12 @@ class BackboneEntry:
     factors: bool = False
 
     def build(self, split: Split, settings: Settings, generator: torch.Generator) -> Backbone:
-        """A backbone for the users and items of a split.
+        """A backbone for the users and items of a split, with the scale of scores that the settings ask for.
 
         Args:
-            split: its sizes are used, by LightGCN also its training part.
-            settings: any object with the options of `Settings`.
-            generator: of the first weights.
+            split: gives the numbers of users and items; LightGCN also uses its training part.
+            settings: any object with the attributes of `Settings`.
+            generator: for the first weights.
         """
         check_choice("scale", settings.scale, ("dot", "cosine"))
         backbone = self.make(split, settings, generator)
@@ -154,9 +157,9 @@ class BackboneEntry:
 
 
 def draw_weights(module: nn.Module, settings: Settings, generator: torch.Generator) -> None:
-    """Draw the matrices of all embeddings and linear layers, in their order, and zero the biases.
+    """Draw the weights of all embeddings and linear layers, in the order of `module.modules()`, and zero the biases.
 
-    With `init` "normal" the standard deviation is `init_scale`, with "xavier" sqrt(2 / (rows + columns)).
+    The standard deviation is `init_scale` with `init` "normal", and sqrt(2 / (rows + columns)) with "xavier".
     """
     check_choice("init", settings.init, ("normal", "xavier"))
     for part in module.modules():

@@ -1,4 +1,4 @@
-"""LightGCN: matrix factorisation whose vectors are averaged over neighbours in the graph of interactions."""
+"""LightGCN: matrix factorisation whose vectors are averaged over the neighbours in the graph of interactions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from manymax.study.data.interactions import Lists, Split
 
 
 class Propagation(torch.autograd.Function):
-    """x -> f(x) for a linear, symmetric f: the gradient is f of the gradient, and nothing need be kept for it."""
+    """X -> f(X) for the linear, symmetric f of a `Graph`.
+
+    The gradient with respect to X is f(gradient of the output), so nothing of the forward pass need be kept. Autograd
+    through the rounds would keep one (U + C, d) matrix per round.
+    """
 
     @staticmethod
     def forward(ctx: Any, vectors: Tensor, graph: Graph) -> Tensor:
@@ -26,12 +30,13 @@ class Propagation(torch.autograd.Function):
 
 
 class Graph(nn.Module):
-    """Who interacted with what: the nodes are the users, then the items.
+    """The bipartite graph of interactions; its nodes are the users, then the items.
 
         A = D^-1/2 B D^-1/2,  f(X) = (X + A X + ... + A^L X) / (L + 1)
 
-    with B the 0/1 matrix of neighbours and D their numbers. A is symmetric, and so is f. Its rows are weighted bags of
-    neighbours, which torch sums several times faster than it multiplies with a sparse matrix.
+    B is the 0/1 adjacency matrix and D the diagonal matrix of degrees. A is symmetric, and so is f. A row of A X is a
+    weighted sum over neighbours, computed by `embedding_bag`, which is several times faster than torch's product with a
+    sparse matrix.
 
     Args:
         train: one list of items per user; repeated items count once.
@@ -51,9 +56,10 @@ class Graph(nn.Module):
         by_item = items.argsort(stable=True)
         degrees = torch.cat([users.bincount(minlength=len(train)), items.bincount(minlength=num_items)])
         neighbours = torch.cat([items + len(train), users[by_item]])
-        shrink = degrees.double().rsqrt()  # an isolated node has no entry to shrink
-        weights = shrink.repeat_interleave(degrees) * shrink[neighbours]
-        # not saved: they follow from the data; int32 halves what each product has to read
+        # An isolated node has scale 1 / sqrt(0) = inf, which is never used, because the node has no neighbours.
+        scale = degrees.double().rsqrt()
+        weights = scale.repeat_interleave(degrees) * scale[neighbours]
+        # Not saved in checkpoints, because they follow from the data. int32 halves the bytes that a product reads.
         self.register_buffer("neighbours", neighbours.int(), persistent=False)
         self.register_buffer("offsets", nn.functional.pad(degrees.cumsum(0), (1, 0)).int(), persistent=False)
         self.register_buffer("weights", weights.float(), persistent=False)
@@ -64,11 +70,11 @@ class Graph(nn.Module):
         return result
 
     def mean_of_rounds(self, vectors: Tensor) -> Tensor:
-        """f(X) without a graph for gradients."""
-        total, reached = vectors.clone(), vectors
+        """f(X), without recording gradients."""
+        total, power = vectors.clone(), vectors
         for _ in range(self.layers):
-            reached = self.product(reached)
-            total += reached
+            power = self.product(power)  # A^l X
+            total += power
         return total.div_(self.layers + 1)
 
     def product(self, vectors: Tensor) -> Tensor:
@@ -85,13 +91,13 @@ class Graph(nn.Module):
 
 
 class LightGCN(Backbone):
-    """s_uj = <p_u, q_j> with (p, q) = f(X): the mean of the vectors X and of their rounds through the graph.
+    """s_uj = <p_u, q_j>, where the rows of f(X) are the user vectors p and the item vectors q (see `Graph`).
 
     Args:
         train: one list of items per user.
         num_items: C.
         dim: d.
-        layers: rounds L; 0 is matrix factorisation.
+        layers: number of rounds L; 0 gives matrix factorisation.
 
     References: He, Deng, Wang, Li, Zhang, Wang, "LightGCN", SIGIR 2020, equations 3 to 8.
     """
@@ -103,19 +109,19 @@ class LightGCN(Backbone):
         self.graph = Graph(train, num_items, layers)
 
     def vectors(self) -> Vectors:
-        """f(X), cut into items and users."""
+        """The user and item vectors of f(X)."""
         both = self.graph(torch.cat([self.users.weight, self.items.weight]))
         users, items = both.split([self.users.num_embeddings, self.items.num_embeddings])
         return Vectors(items, users)
 
     def queries(self, batch: Batch, vectors: Vectors) -> Tensor:
-        """The propagated rows of the users, (B, d)."""
+        """The propagated vectors of the users, (B, d)."""
         assert vectors.users is not None
         return nn.functional.embedding(batch.users, vectors.users)
 
 
 def make(split: Split, settings: Settings, generator: torch.Generator) -> LightGCN:
-    """On the graph of the training part."""
+    """LightGCN on the graph of the training part."""
     backbone = LightGCN(split.train, split.num_items, settings.dim, settings.layers)
     draw_weights(backbone, settings, generator)
     return backbone

@@ -1,4 +1,4 @@
-"""Matrix factorisation: a vector for each user and each item, and their inner product."""
+"""Matrix factorisation: one vector per user and per item; scores are their inner products."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class MF(Backbone):
         self.items = nn.Embedding(num_items, dim)
 
     def vectors(self) -> Vectors:
-        """The two tables."""
+        """The weights of the two embeddings."""
         return Vectors(self.items.weight, self.users.weight)
 
     def queries(self, batch: Batch, vectors: Vectors) -> Tensor:
-        """The rows of the users, (B, d)."""
+        """The vectors of the users, (B, d)."""
         return self.users(batch.users)
 
 
 def make(split: Split, settings: Settings, generator: torch.Generator) -> MF:
-    """For the sizes of a split."""
+    """Matrix factorisation for the users and items of a split."""
     backbone = MF(split.num_users, split.num_items, settings.dim)
     draw_weights(backbone, settings, generator)
     return backbone

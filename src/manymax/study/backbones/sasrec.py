@@ -1,4 +1,4 @@
-"""SASRec: a causal transformer over the items of a user; each position asks for the item after it."""
+"""SASRec: a causal transformer over the items of a user; the output at each position is the query for the next item."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from manymax.study.data.interactions import PADDING, Split
 
 
 class Dropout(nn.Module):
-    """Entries become 0 with probability p, and the others grow by 1 / (1 - p), in training.
+    """Dropout: in training, each entry becomes 0 with probability p and is multiplied by 1 / (1 - p) otherwise.
 
-    An entry takes 16 random bits, so p is a multiple of 2^-16; on a CPU, torch's own takes ten times as long, which is
-    half of the time of a small transformer.
+    An entry takes 16 random bits, so p is rounded to a multiple of 2^-16. On a CPU, `nn.Dropout` takes ten times as
+    long, which is half of the time of a small transformer.
 
     Args:
         p: in [0, 1).
@@ -29,14 +29,15 @@ class Dropout(nn.Module):
         super().__init__()
         if not 0 <= p < 1:
             raise ArgumentError(f"`dropout` must be in [0, 1); got {p}.")
-        self.dropped = min(round(p * 2**16), 2**16 - 1)  # of the 2^16 values of the bits
+        self.dropped = min(round(p * 2**16), 2**16 - 1)  # how many of the 2^16 values of the bits mean 0; not all
 
     def forward(self, x: Tensor) -> Tensor:
-        """In the shape of x; draws from torch's global generator."""
+        """A tensor of the shape of x; random numbers come from torch's global generator."""
         if not self.training or self.dropped == 0:
             return x
+        # One random int64 is four entries' worth of bits: fewer calls of the generator, which is the slow part.
         words = torch.empty(-(-x.numel() // 4), dtype=torch.int64, device=x.device).random_(-(2**63), None)
-        bits = words.view(torch.int16)[: x.numel()].view(x.shape)  # -2^15 .. 2^15 - 1, all alike
+        bits = words.view(torch.int16)[: x.numel()].view(x.shape)  # uniform in -2^15 .. 2^15 - 1
         kept = (bits >= self.dropped - 2**15).to(x.dtype)
         return x * kept.mul_(2**16 / (2**16 - self.dropped))
 
@@ -45,13 +46,13 @@ class Dropout(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """x -> norm(x + attention(x)) -> norm(x + feed-forward(x)), with dropout after each part.
+    """x -> norm(x + attention(x)) -> norm(x + feed-forward(x)), with dropout after attention and feed-forward.
 
     Args:
         dim: d.
-        attention_heads: divides d.
+        attention_heads: number of heads; must divide d.
         hidden: width of the feed-forward part.
-        dropout: share of zeros.
+        dropout: probability of dropping an entry.
     """
 
     def __init__(self, dim: int, attention_heads: int, hidden: int, dropout: float) -> None:
@@ -69,29 +70,33 @@ class TransformerLayer(nn.Module):
         return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
 
     def attention(self, x: Tensor) -> Tensor:
-        """Every position looks at itself and what came before; padding at the end is never before a real item."""
+        """Causal self-attention: every position attends to itself and to earlier positions.
+
+        Padding needs no mask: it is at the end of a row, so that no real item attends to it.
+        """
         batch, length, dim = x.shape
-        parts = self.project(x).view(batch, length, 3, self.attention_heads, dim // self.attention_heads)
-        query, key, value = parts.permute(2, 0, 3, 1, 4)  # (B, heads, T, d / heads) each
-        later = torch.full((length, length), -torch.inf, dtype=x.dtype, device=x.device).triu(1)
-        weights = (query @ key.transpose(2, 3) / math.sqrt(query.shape[3]) + later).softmax(-1)  # (B, heads, T, T)
+        projected = self.project(x).view(batch, length, 3, self.attention_heads, dim // self.attention_heads)
+        query, key, value = projected.permute(2, 0, 3, 1, 4)  # (B, heads, T, d / heads) each
+        mask = torch.full((length, length), -torch.inf, dtype=x.dtype, device=x.device).triu(1)  # of later positions
+        weights = (query @ key.transpose(2, 3) / math.sqrt(query.shape[3]) + mask).softmax(-1)  # (B, heads, T, T)
         return self.merge((self.dropout(weights) @ value).transpose(1, 2).reshape(batch, length, dim))
 
 
 class SASRec(Backbone):
-    """x_t = e_{item t} + r_t, through causal blocks; the query of position t is what comes out there.
+    """x_t = e_{item t} + r_t through causal transformer blocks; the output at position t is the query for item t + 1.
 
-    Item vectors are the embeddings e themselves. A user without a history is asked for at position 0 with no item.
+    e are the embeddings of the items, which are also the item vectors, and r those of the positions. For a user
+    without a history the query is the output at position 0, with r_0 as its only input.
 
     Args:
         num_items: C.
         dim: d.
         layers: number of blocks.
-        attention_heads, hidden, dropout: of each block; dropout also of the sums x.
+        attention_heads, hidden, dropout: of each block; dropout is also applied to x.
         max_length: longest history, T.
 
-    References: Kang and McAuley, "Self-attentive sequential recommendation", ICDM 2018. Norms come after the sums and
-    the feed-forward part is wider than d with gelu, as in the encoder layers of torch.
+    References: Kang and McAuley, "Self-attentive sequential recommendation", ICDM 2018. Unlike there, but as in torch's
+    encoder layers, layer norms come after the residual sums and the feed-forward part has width `hidden` and GELU.
     """
 
     needs_history = True
@@ -123,7 +128,7 @@ class SASRec(Backbone):
     def queries(self, batch: Batch, vectors: Vectors) -> Tensor:
         """(B, d) at the last item of each row; (N, d) at all items, if `batch.every_position`."""
         if batch.history is None or batch.history.shape[1] > self.max_length:
-            got = "none" if batch.history is None else f"shape {tuple(batch.history.shape)}"
+            got = "no history" if batch.history is None else f"shape {tuple(batch.history.shape)}"
             raise ArgumentError(f"`batch.history` must be (B, T) with T <= {self.max_length}; got {got}.")
         real = batch.history != PADDING  # (B, T)
         items = embedding(batch.history.clamp(min=0), self.items.weight) * real.unsqueeze(-1)
@@ -132,12 +137,12 @@ class SASRec(Backbone):
             out = block(out)
         if batch.every_position:
             return out[real]
-        last = (real.sum(1) - 1).clamp(min=0)
+        last = (real.sum(1) - 1).clamp(min=0)  # position 0 for an empty history
         return out[torch.arange(len(last)), last]
 
 
 def make(split: Split, settings: Settings, generator: torch.Generator) -> SASRec:
-    """For the items of a split."""
+    """SASRec for the items of a split."""
     backbone = SASRec(
         split.num_items,
         settings.dim,
@@ -150,7 +155,8 @@ def make(split: Split, settings: Settings, generator: torch.Generator) -> SASRec
     draw_weights(backbone, settings, generator)
     for block in backbone.blocks.children():
         assert isinstance(block, TransformerLayer)
-        # as torch's attention begins: too small a projection makes every position look at all others alike
+        # As in torch's attention. With the small weights of `draw_weights` all attention scores would be almost equal,
+        # and every position would attend to all others alike.
         nn.init.xavier_uniform_(block.project.weight, generator=generator)
     return backbone
 
@@ -162,15 +168,15 @@ ENTRY = BackboneEntry(
     citation="Kang and McAuley, ICDM 2018",
     settings=(
         LAYERS,
-        Setting("attention_heads", int, 2, "Attention heads of a block.", least=1),
-        Setting("hidden", int, 128, "Width of the feed-forward part of a block.", least=1),
-        Setting("dropout", float, 0.5, "Share of activations dropped in training.", least=0, below=1),
-        Setting("max_length", int, 20, "Items of a history that are looked at, the latest ones.", least=1),
+        Setting("attention_heads", int, 2, "Number of attention heads of a transformer block.", least=1),
+        Setting("hidden", int, 128, "Width of the feed-forward part of a transformer block.", least=1),
+        Setting("dropout", float, 0.5, "Share of activations that are dropped in training.", least=0, below=1),
+        Setting("max_length", int, 20, "Largest number of items of a history; the latest ones are used.", least=1),
         Setting(
             "positions",
             str,
             "all",
-            "All of the latest max_length, all of a history in such windows, or one row a prefix.",
+            "Train on the latest max_length items, on all items in such windows, or one row per prefix.",
             choices=("all", "windows", "prefix"),
         ),
     ),
