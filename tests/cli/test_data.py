@@ -62,7 +62,7 @@ class TestGet:
 
         monkeypatch.setattr(download, "_receive", receive)
         text = output("get", "gowalla-checkins")
-        assert "its publisher gives no checksum; recorded sha256:" in text
+        assert "its publisher gives no checksum; sha256:" in text
         assert "Terms: published by Stanford SNAP" in text
         assert "Please cite: Cho" in text
         assert (cache / "gowalla-checkins" / "loc-gowalla_totalCheckins.txt.gz").read_bytes() == b"content"
@@ -109,7 +109,10 @@ class TestPrepare:
         [
             (("nothing.csv",), "nothing.csv does not exist"),
             (("ml-1m",), "`manymax data get ml-1m`"),
-            (("planted", "--preset", "paper-table"), "`preset` 'paper-table' is what the paper did to its own sets"),
+            (
+                ("planted", "--preset", "paper-table"),
+                "`preset` 'paper-table' stands for the filters that the",
+            ),
             (("planted", "--split", "loo"), "`split` must be one of"),
             (("planted", "--k-core", "1000"), "no interaction is left"),
             (("planted", "--min-rating", "3"), "`min_rating` needs ratings"),

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from manymax.cli import console as display
 from manymax.errors import ArgumentError
-from manymax.study.data.card import HEADINGS, card_notes, card_rows, read_card
+from manymax.study.data.card import CARD_HEADERS, card_notes, card_rows, read_card
 from manymax.study.data.download import Progress as ProgressCallback
 from manymax.study.data.download import get as fetch_all
 from manymax.study.data.load import cache
@@ -231,6 +231,6 @@ def _put_card(steps: list[dict[str, Any]], json: bool) -> None:
         display.put_json(steps)
         return
     console = display.open_console()
-    display.put(console, display.table(HEADINGS, card_rows(steps)))
+    display.put(console, display.table(CARD_HEADERS, card_rows(steps)))
     for note in card_notes(steps):
         display.put(console, f"note: {note}")

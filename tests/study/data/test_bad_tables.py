@@ -19,7 +19,7 @@ GOOD = "a,x,5,1,train\n"
     ("content", "message"),
     [
         ("", "own.csv is empty"),
-        (HEADER, "own.csv holds no interactions"),
+        (HEADER, "own.csv has no interactions"),
         ("user\na\n", "own.csv, line 1: expected columns separated by commas, tabs, semicolons, bars; got 'user'"),
         ("user::item\na::b\n", "own.csv, line 1: expected columns separated"),
         ("user item rating\na b 5\n", "own.csv, line 1: expected columns separated"),

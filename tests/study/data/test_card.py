@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from manymax.errors import ManymaxError
-from manymax.study.data.card import HEADINGS, card_notes, card_rows, describe, read_card
+from manymax.study.data.card import CARD_HEADERS, card_notes, card_rows, describe, read_card
 from manymax.study.data.prepare import prepare
 
 COUNTS = {"users": 2, "items": 3, "interactions": 4, "sparsity": 1 / 3}
@@ -19,12 +19,12 @@ def test_every_step_has_a_row_of_its_own() -> None:
     rows = card_rows(card)
     assert [row[0] for row in rows[:2]] == ["planted tiny, seed 0, all", "6-core"]
     assert rows[2][0].startswith("split leave-one-out: train ")
-    assert all(len(row) == len(HEADINGS) for row in rows)
+    assert all(len(row) == len(CARD_HEADERS) for row in rows)
 
 
 def test_words() -> None:
     assert describe({"step": "rating", "min_rating": 3.0}) == "rating >= 3"
-    assert describe({"step": "repeated pairs", "removed": 1234}) == "last of each pair, 1,234 rows less"
+    assert describe({"step": "repeated pairs", "removed": 1234}) == "last of each pair, 1,234 rows removed"
     assert describe({"step": "raw", "data": "ml-1m"}) == "ml-1m, all"
     assert describe({"step": "something new"}) == "something new"
 
@@ -45,8 +45,8 @@ def test_a_card_is_found_by_itself_its_table_and_its_folder(tmp_path: Path, aske
     ("name", "content", "message"),
     [
         ("a.card.json", "[", "a.card.json cannot be read"),
-        ("a.card.json", '{"step": 1}', "a.card.json is no data card"),
-        ("a.card.json", '[{"step": "raw"}]', "a.card.json is no data card"),
+        ("a.card.json", '{"step": 1}', "a.card.json is not a data card"),
+        ("a.card.json", '[{"step": "raw"}]', "a.card.json is not a data card"),
         ("a.csv", "user,item", "there is no data card at"),
     ],
 )

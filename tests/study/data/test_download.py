@@ -90,20 +90,20 @@ def names(folder: Path) -> list[str]:
 def test_a_file_arrives_with_progress(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: bool
 ) -> None:
-    monkeypatch.setattr(download, "CHUNK", 1000)
+    monkeypatch.setattr(download, "DOWNLOAD_CHUNK", 1000)
     server.length = length
     reports: list[tuple[str, int, int | None]] = []
     sentence = fetch(file(server), tmp_path, lambda *report: reports.append(report))
     assert (tmp_path / "data.bin").read_bytes() == CONTENT
     assert names(tmp_path) == ["data.bin"]
-    assert "10,240 bytes; checksum right (md5:" in sentence
+    assert "10,240 bytes; the checksum is right (md5:" in sentence
     assert reports[0] == ("data.bin", 1000, 10_240 if length else None)
     assert [done for _, done, _ in reports] == [*range(1000, 10_001, 1000), 10_240]
 
 
 def test_what_is_there_is_checked_and_not_fetched(server: Server, tmp_path: Path) -> None:
     fetch(file(server), tmp_path)
-    assert "was there already; checksum right" in fetch(file(server), tmp_path)
+    assert "exists already; the checksum is right" in fetch(file(server), tmp_path)
     assert len(server.asked) == 1
     (tmp_path / "data.bin").write_bytes(b"damaged")
     fetch(file(server), tmp_path)
@@ -113,7 +113,7 @@ def test_what_is_there_is_checked_and_not_fetched(server: Server, tmp_path: Path
 @pytest.mark.parametrize("ranges", [True, False])
 def test_what_broke_off_goes_on(server: Server, tmp_path: Path, ranges: bool) -> None:
     server.breaks_after, server.ranges = 4000, ranges
-    with pytest.raises(DownloadError, match=r"4,000 .*bytes are kept; the same command goes on from there"):
+    with pytest.raises(DownloadError, match=r"4,000 .*bytes are kept; the same command continues from there"):
         fetch(file(server), tmp_path)
     assert not (tmp_path / "data.bin").exists()
     server.breaks_after = None
@@ -137,6 +137,25 @@ def test_parts_of_two_versions_are_never_joined(server: Server, tmp_path: Path) 
     with pytest.raises(DownloadError):
         fetch(file(server, None), tmp_path)
     server.breaks_after, server.content, server.etag = None, CONTENT[::-1], '"two"'
+    fetch(file(server, None), tmp_path)
+    assert (tmp_path / "data.bin").read_bytes() == CONTENT[::-1]
+
+
+def test_a_kill_after_the_new_tag_leaves_no_bytes_of_the_old_version(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.breaks_after = 4000
+    with pytest.raises(DownloadError):
+        fetch(file(server, None), tmp_path)
+    server.breaks_after, server.content, server.etag = None, CONTENT[::-1], '"two"'
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(download, "_write", killed)
+        with pytest.raises(KeyboardInterrupt):
+            fetch(file(server, None), tmp_path)
     fetch(file(server, None), tmp_path)
     assert (tmp_path / "data.bin").read_bytes() == CONTENT[::-1]
 
@@ -173,7 +192,7 @@ def test_another_part_than_asked_for_is_refused(server: Server, tmp_path: Path) 
 
 def test_a_wrong_checksum_leaves_nothing(server: Server, tmp_path: Path) -> None:
     with pytest.raises(
-        DownloadError, match=r"the checksum is md5:\w+, the publisher's is md5:0000\. .* nothing was kept"
+        DownloadError, match=r"the checksum is md5:\w+, but the publisher's is md5:0000\. .* nothing was kept"
     ):
         fetch(file(server, "md5:0000"), tmp_path)
     assert names(tmp_path) == []
@@ -188,7 +207,7 @@ def test_a_wrong_checksum_does_not_replace_what_was_there(server: Server, tmp_pa
 
 def test_without_a_checksum_the_first_download_counts(server: Server, tmp_path: Path) -> None:
     checksum = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
-    assert f"its publisher gives no checksum; recorded {checksum}" in fetch(file(server, None), tmp_path)
+    assert f"its publisher gives no checksum; {checksum} was noted" in fetch(file(server, None), tmp_path)
     assert f"the same as at the first download ({checksum})" in fetch(file(server, None), tmp_path)
     (tmp_path / "data.bin").unlink()
     server.content = CONTENT[:-1]
@@ -248,7 +267,7 @@ def test_a_full_disk(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("kind", ["md5", "sha256", "git"])
 def test_checksums(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "CHUNK", 1000)
+    monkeypatch.setattr(download, "DOWNLOAD_CHUNK", 1000)
     path = tmp_path / "a"
     path.write_bytes(CONTENT)
     expected = {

@@ -52,7 +52,7 @@ def test_popularity_is_zipf(seed: int) -> None:
     law = PlantedLaw(
         law.users, law.items * 0.3, law.offsets + law.items.square().sum(-1) * (1 - 0.09) / 2
     )  # milder tails
-    users = torch.randn(200_000, planted.DIM, generator=rng)
+    users = torch.randn(200_000, planted.PLANTED_DIM, generator=rng)
     weights = (users @ law.items.T + law.offsets).exp()
     ranks = (-law.offsets - law.items.square().sum(-1) / 2).div(planted.ZIPF).exp()
     assert ranks.round().sort().values.tolist() == list(range(1, 51))

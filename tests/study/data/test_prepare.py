@@ -99,7 +99,7 @@ def test_steps_come_in_their_order(ratings: Path) -> None:
 
 
 def test_nothing_left_is_an_error_that_tells_the_steps(ratings: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"no interaction is left; .*raw \(48 left\), k-core \(0 left\)"):
+    with pytest.raises(ArgumentError, match=r"no interaction is left after .*raw \(48 left\), k-core \(0 left\)"):
         prepare(ratings, k_core=9)
 
 
@@ -119,9 +119,9 @@ class TestPresets:
         assert prepared.card[2]["k_core"] == 2, "what is given besides a preset counts more"
 
     def test_refused_for_own_files_and_unknown_ones(self, ratings: Path) -> None:
-        with pytest.raises(ArgumentError, match=r"'ratings' is none of them. .* `min_rating` and `k_core`"):
+        with pytest.raises(ArgumentError, match=r"'ratings' is not one of them. .* `min_rating` and `k_core`"):
             prepare(ratings, preset="paper-table")
-        with pytest.raises(ArgumentError, match="'planted' is none of them"):
+        with pytest.raises(ArgumentError, match="'planted' is not one of them"):
             prepare("planted-tiny", preset="paper-table")
         with pytest.raises(UnknownNameError, match="unknown preset of ml-1m 'paper-tabel': did you mean 'paper-table'"):
             prepare(ratings, preset="paper-tabel", name="ml-1m")
@@ -149,7 +149,7 @@ class TestPlanted:
         [
             ("planted-tiyn", None, "unknown data set 'planted-tiyn': did you mean 'planted-tiny'"),
             ("planted", "tniy", "unknown size 'tniy': did you mean 'tiny'"),
-            ("planted-tiny", "small", "`size` 'small' is not that of 'planted-tiny'"),
+            ("planted-tiny", "small", "`size` 'small' is not the size in the name 'planted-tiny'"),
             ("planted", "10x10x9", "`size` must have .* twice as many items; got '10x10x9'"),
             ("planted-10x10x2", None, "`size` must have .* 5 interactions"),
         ],

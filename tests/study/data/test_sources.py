@@ -198,7 +198,7 @@ class TestParquet:
                 "row 1, column 'split': .* got nothing",
             ),
             ({"user": [1], "thing": [1]}, "a.parquet: no column for the item among 'user', 'thing'"),
-            ({"user": pa.array([], pa.int64()), "item": pa.array([], pa.int64())}, "a.parquet holds no interactions"),
+            ({"user": pa.array([], pa.int64()), "item": pa.array([], pa.int64())}, "a.parquet has no interactions"),
         ],
     )
     def test_faults(self, tmp_path: Path, columns: dict, message: str) -> None:
@@ -249,7 +249,7 @@ class TestMovieLens:
 
     def test_a_named_set_is_read_from_the_cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("MANYMAX_CACHE", str(tmp_path))
-        with pytest.raises(ArgumentError, match=r"ml-100k is not there .* `manymax data get ml-100k`"):
+        with pytest.raises(ArgumentError, match=r"ml-100k has not been downloaded .* `manymax data get ml-100k`"):
             load("ml-100k")
         (tmp_path / "ml-100k").mkdir()
         with zipfile.ZipFile(tmp_path / "ml-100k" / "ml-100k.zip", "w") as archive:
@@ -265,7 +265,7 @@ class TestMovieLens:
             ("ratings.dat", b"1::2::3::4\n1::2::3\n", "ratings.dat, line 2: expected 4 columns, got 3"),
             ("ratings.dat", b"1::2::x::4\n", "ratings.dat, line 1, column 'rating': .* got 'x'"),
             ("u.data", b"1 2 3 4\n", "u.data, line 1: expected 4 columns, got 1"),
-            ("ml.zip", b"PK no", "ml.zip cannot be unpacked: .* Fetch it again"),
+            ("ml.zip", b"PK no", "ml.zip cannot be unpacked: .* Download it again"),
         ],
     )
     def test_faults(self, tmp_path: Path, name: str, content: bytes, message: str) -> None:
@@ -276,7 +276,9 @@ class TestMovieLens:
     def test_another_archive(self, tmp_path: Path) -> None:
         with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
             archive.writestr("../../u.data.txt", "1")
-        with pytest.raises(ArgumentError, match=r"a.zip holds no u.data or ratings.dat"):
+        with pytest.raises(
+            ArgumentError, match=r"a.zip is not a MovieLens archive: it does not contain u.data or ratings.dat"
+        ):
             read(tmp_path / "a.zip")
 
     def test_nothing_is_written_by_an_archive_with_a_trick(self, tmp_path: Path) -> None:
@@ -364,9 +366,12 @@ class TestAmazon:
     @pytest.mark.parametrize(
         ("line", "message"),
         [
-            ("{'reviewerID': 'a'}", "line 2: expected one JSON object a line"),
+            ("{'reviewerID': 'a'}", "line 2: expected one JSON object per line"),
             ("[1]", "line 2: expected a JSON object with reviewerID"),
-            ('{"asin": "b", "overall": 1, "unixReviewTime": 1}', "line 2, column 'reviewerID': missing. Present: asin"),
+            (
+                '{"asin": "b", "overall": 1, "unixReviewTime": 1}',
+                "line 2: the field 'reviewerID' is missing. The line has asin",
+            ),
             (
                 '{"reviewerID": "", "asin": "b", "overall": 1, "unixReviewTime": 1}',
                 "line 2, column 'reviewerID': .* nothing",
@@ -422,9 +427,13 @@ class TestWhatIsMeant:
             ("ml-1n", {}, "unknown data set 'ml-1n': did you mean 'ml-1m'.* There is no file of that name either"),
             ("nowhere/a.csv", {}, "nowhere/a.csv does not exist"),
             ("a.csv", {}, "a.csv does not exist"),
-            ("planted", {"columns": {"user": "a"}}, "`columns` is for own tables; planted has"),
-            ("ml-1m", {"size": "tiny"}, "`size` is of planted data"),
-            ("ml-1m", {"columns": {"user": "a"}}, "`columns` is for own tables; ml-1m has columns that are known"),
+            ("planted", {"columns": {"user": "a"}}, "`columns` is for tables of your own; the columns of planted"),
+            ("ml-1m", {"size": "tiny"}, "`size` has a meaning for planted data only"),
+            (
+                "ml-1m",
+                {"columns": {"user": "a"}},
+                "`columns` is for tables of your own; the columns of ml-1m",
+            ),
         ],
     )
     def test_faults(self, data: str, options: dict, message: str) -> None:
@@ -438,15 +447,15 @@ class TestWhatIsMeant:
         for name in ("planted", "planted-tiny", "ml-1m"):
             (tmp_path / name).mkdir()
         assert load("planted-tiny").truth is not None
-        with pytest.raises(ArgumentError, match=r"ml-1m is not there"):
+        with pytest.raises(ArgumentError, match=r"ml-1m has not been downloaded"):
             load("ml-1m", folder=tmp_path / "cache")
-        with pytest.raises(ArgumentError, match=r"planted is of no known format"):
+        with pytest.raises(ArgumentError, match=r"planted has no known format"):
             load("./planted")
 
     def test_unknown_formats(self, tmp_path: Path) -> None:
         (tmp_path / "a.xlsx").touch()
         for path in (tmp_path, tmp_path / "a.xlsx"):
-            with pytest.raises(ArgumentError, match=r"is of no known format: expected a table \(.csv, .tsv"):
+            with pytest.raises(ArgumentError, match=r"has no known format: expected a table \(.csv, .tsv"):
                 load(path)
 
     def test_the_cache(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Batches: what a backbone needs to make queries, and the target of each query."""
+"""Batches of training: the rows from which a backbone makes queries, and the target of each query."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from manymax.study.data.interactions import PADDING, Lists, Split
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of a step.
+    """The rows of one training step, or of some users in evaluation.
 
     Args:
         users: (B,) int64.
-        history: (B, T) item ids in time order, padded at the end with -100; None for backbones that know users by id.
-        target: what the head gets: one positive for each query, (B,), or several, (B, P) padded with -100 or grouped;
-            with `every_position` (N,), one for each entry of the history; None in evaluation.
-        every_position: whether each of the N entries of the history makes a query, row after row and without
-            the padding, or each row makes one, at its end.
+        history: (B, T) items in time order, padded at the end with -100; None for backbones that use the user's number.
+        target: the target of the head: one positive per query, (B,), or several, as (B, P) padded with -100 or as a
+            `Target`. With `every_position` (N,), one positive per entry of the history. None in evaluation.
+        every_position: if true, each of the N entries of the history makes a query, row after row and without the
+            padding; otherwise each row makes one query, after its last item.
     """
 
     users: Tensor
@@ -37,11 +37,13 @@ class Batch:
 
 @dataclass(frozen=True)
 class Batches:
-    """The batches of an epoch, each made when it is asked for.
+    """The batches of an epoch, a sequence whose entries are made when they are asked for.
+
+    A resumed run can therefore start at any batch without making those before it.
 
     Args:
-        rows: of each batch.
-        make: a batch from its rows.
+        rows: for each batch the numbers of its rows; what is numbered (pairs, users, windows) is up to `make`.
+        make: turns the row numbers of a batch into the batch.
     """
 
     rows: tuple[Tensor, ...]
@@ -58,7 +60,7 @@ class Batches:
 
 
 class Reader(Protocol):
-    """What batches depend on: a backbone that reads histories, or one that knows users by id."""
+    """The part of a backbone that batches depend on: whether it reads histories or uses the numbers of users."""
 
     needs_history: bool
 
@@ -76,22 +78,23 @@ def training_batches(
 ) -> Batches:
     """One epoch over the training part, in random order.
 
-    Whatever the rows are, a batch holds `batch_size` positives: exactly, or, where a row has several, whole rows until
-    there are so many. Positives of one user are grouped in one row, which has the loss of separate pairs (see
-    `group_pairs`).
+    Whatever the rows are, a batch holds `batch_size` positives: exactly so many, or, if rows have several positives, so
+    many on average, because rows are not divided. Positives of one user in a batch are grouped into one row, which
+    gives the loss of separate pairs with one row of scores (see `group_pairs`).
 
     Args:
-        split: whose training part is used.
+        split: its training part is used.
         backbone: says whether it needs histories.
-        batch_size: positives of a batch.
-        batches: without histories: "pairs", (user, item) pairs drawn without regard to users; "users", all pairs
-            of a user at once; "chunks", in between: `chunk` random pairs of a user at once.
-        chunk: pairs of a user that stay together in "chunks": a row of scores serves them all.
-        positions: with histories: "all", one row a user with the latest `max_length` items, each the target of those
-            before it; "windows", the whole history of a user in rows of `max_length` items, cut anew in each epoch;
-            "prefix", one row for each item, whose history are the up to `max_length` items before it.
-        max_length: of a history.
-        generator: of the order.
+        batch_size: number of positives in a batch.
+        batches: for backbones without histories. "pairs": single (user, item) pairs in random order; "users": all pairs
+            of a user together; "chunks": `chunk` random pairs of a user together.
+        chunk: number of pairs of a user that stay together with "chunks". One row of scores serves them all.
+        positions: for backbones with histories. "all": one row per user with the latest `max_length` items, each the
+            target of those before it; "windows": the whole history of a user in rows of up to `max_length` items, cut
+            at different places in each epoch; "prefix": one row per item, with up to `max_length` items before it as
+            the history.
+        max_length: largest number of items of a history.
+        generator: for the order, and for the cuts of "windows".
 
     Example:
         >>> from types import SimpleNamespace
@@ -129,34 +132,44 @@ def _pairs(train: Lists, batch_size: int, chunk: int, generator: torch.Generator
         distinct, target = group_pairs(users[rows], train.items[rows])
         return Batch(distinct, target=target)
 
-    order = torch.randperm(users.numel(), generator=generator)
+    permutation = torch.randperm(users.numel(), generator=generator)
     if chunk > 1:
-        order = _in_chunks(train, order, chunk, generator)
-    return Batches(order.split(batch_size), make)
+        permutation = _in_chunks(train, permutation, chunk, generator)
+    return Batches(permutation.split(batch_size), make)
 
 
-def _in_chunks(train: Lists, order: Tensor, chunk: int, generator: torch.Generator) -> Tensor:
-    """`order` (n,) with the pairs of each user cut into chunks, and the chunks in random order.
+def _in_chunks(train: Lists, permutation: Tensor, chunk: int, generator: torch.Generator) -> Tensor:
+    """A random order of the pairs (n,) in which each user's pairs stand in chunks of `chunk`.
 
-    Numbers are sorted by numpy, which is several times faster, and chunks are laid out without any sorting.
+    Which pairs share a chunk is random (from `permutation`), and so is the order of the chunks. The sort is that of
+    numpy, which is several times faster than torch's; the chunks are laid out by index arithmetic without a sort.
+
+    Args:
+        train: the lists; a pair is an entry of `train.items`.
+        permutation: (n,) a random permutation of the pairs.
     """
-    count = order.numel()
-    place = torch.empty_like(order)
-    place[order] = torch.arange(count)
-    keys = np.sort((train.users() * count + place).numpy())  # by user, each user's pairs in random order
-    by_user = order[torch.from_numpy(keys) % count]
-    chunks = (train.lengths + chunk - 1) // chunk  # (U,) of each user
-    owner = torch.arange(len(train)).repeat_interleave(chunks)
-    starts = train.offsets[owner] + chunk * (torch.arange(owner.numel()) - (chunks.cumsum(0) - chunks)[owner])
-    lengths = (train.offsets[owner + 1] - starts).clamp(max=chunk)
+    count = permutation.numel()
+    place = torch.empty_like(permutation)  # the inverse permutation: where each pair stands
+    place[permutation] = torch.arange(count)
+    # Sort by (user, place) packed into one number; the remainder is the place, so each user's pairs come at random.
+    keys = np.sort((train.users() * count + place).numpy())
+    by_user = permutation[torch.from_numpy(keys) % count]
+    chunks = (train.lengths + chunk - 1) // chunk  # (U,) number of chunks of each user
+    owner = torch.arange(len(train)).repeat_interleave(chunks)  # (chunks,) the user of each chunk
+    number_in_user = torch.arange(owner.numel()) - (chunks.cumsum(0) - chunks)[owner]
+    starts = train.offsets[owner] + chunk * number_in_user  # into `by_user`
+    lengths = (train.offsets[owner + 1] - starts).clamp(max=chunk)  # the last chunk of a user may be shorter
     shuffled = torch.empty_like(owner)
     shuffled[torch.randperm(owner.numel(), generator=generator)] = torch.arange(owner.numel())
     starts, lengths = starts[shuffled], lengths[shuffled]
-    skipped = starts - (lengths.cumsum(0) - lengths)  # from a place in the new order to the one by user
-    return by_user[torch.arange(count) + skipped.repeat_interleave(lengths)]
+    # Entry i of the result, in a chunk that begins at p in the result and at s in `by_user`, is by_user[i + s - p].
+    shift = starts - (lengths.cumsum(0) - lengths)
+    return by_user[torch.arange(count) + shift.repeat_interleave(lengths)]
 
 
 def _users(train: Lists, batch_size: int, generator: torch.Generator) -> Batches:
+    """One row per user, with all of the user's items as positives."""
+
     def make(users: Tensor) -> Batch:
         table = train.padded(users)
         row, column = (table != PADDING).nonzero(as_tuple=True)
@@ -167,30 +180,37 @@ def _users(train: Lists, batch_size: int, generator: torch.Generator) -> Batches
 
 
 def _sequences(train: Lists, batch_size: int, max_length: int, generator: torch.Generator) -> Batches:
+    """One row per user: the latest items as the history, and each of them but the first as a target."""
+
     def make(users: Tensor) -> Batch:
-        items = train.padded(users, max_length + 1)
+        items = train.padded(users, max_length + 1)  # one more: the last item is a target only
         target = items[:, 1:]
         real = target != PADDING
+        # The last item of a shorter list must leave the history, because it has no target: hence `where(real, ...)`.
         return Batch(users, torch.where(real, items[:, :-1], PADDING), target[real], every_position=True)
 
     return Batches(_shuffled((train.lengths - 1).clamp(0, max_length), batch_size, generator), make)
 
 
 def _windows(train: Lists, batch_size: int, max_length: int, generator: torch.Generator) -> Batches:
-    """A user's targets in runs of `max_length`; the first run is of 1 to `max_length`, so that cuts move."""
-    targets = (train.lengths - 1).clamp(min=0)  # (U,): all items of a user but the first
-    first = torch.randint(1, max_length + 1, (len(train),), generator=generator)
-    windows = (targets > 0) + ((targets - first).clamp(min=0) + max_length - 1) // max_length
-    owner = torch.arange(len(train)).repeat_interleave(windows)
-    number = torch.arange(owner.numel()) - (windows.cumsum(0) - windows)[owner]
+    """One row per window: each user's targets in windows of `max_length`.
+
+    The first window of a user has a random length from 1 to `max_length`, so that the cuts move from epoch to epoch.
+    """
+    targets = (train.lengths - 1).clamp(min=0)  # (U,) number of targets: all items of a user but the first
+    first = torch.randint(1, max_length + 1, (len(train),), generator=generator)  # (U,) length of the first window
+    windows = (targets > 0) + ((targets - first).clamp(min=0) + max_length - 1) // max_length  # (U,) how many
+    owner = torch.arange(len(train)).repeat_interleave(windows)  # (windows,) the user of each window
+    number = torch.arange(owner.numel()) - (windows.cumsum(0) - windows)[owner]  # 0, 1, ... within a user
     end = first[owner] + number * max_length
     begin = (end - max_length).clamp(min=0)
+    # `begin` and `end` count targets. Target 0 of a user is item 1 of the list, hence + 1.
     starts, lengths = train.offsets[owner] + 1 + begin, end.minimum(targets[owner]) - begin
 
     def make(rows: Tensor) -> Batch:
         columns = torch.arange(int(lengths[rows].max()))
         inside = columns < lengths[rows, None]
-        index = torch.where(inside, starts[rows, None] + columns, 1)
+        index = torch.where(inside, starts[rows, None] + columns, 1)  # 1 and not 0, because index - 1 is read too
         history = torch.where(inside, train.items[index - 1], PADDING)
         return Batch(owner[rows], history, train.items[index[inside]], every_position=True)
 
@@ -198,8 +218,9 @@ def _windows(train: Lists, batch_size: int, max_length: int, generator: torch.Ge
 
 
 def _prefixes(train: Lists, batch_size: int, max_length: int, generator: torch.Generator) -> Batches:
+    """One row per item that is not the first of its user: the items before it as the history, itself as the target."""
     users = train.users()
-    before = torch.arange(users.numel()) - train.offsets[users]  # items of the same user before each
+    before = torch.arange(users.numel()) - train.offsets[users]  # (n,) number of the user's items before each item
     targets = before.nonzero().squeeze(1)
 
     def make(rows: Tensor) -> Batch:
@@ -213,9 +234,15 @@ def _prefixes(train: Lists, batch_size: int, max_length: int, generator: torch.G
 
 
 def _shuffled(positives: Tensor, batch_size: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-    """Rows with any positives (R,) in random order, cut where another `batch_size` positives are full."""
+    """The row numbers of each batch: rows in random order, and a new batch for each further `batch_size` positives.
+
+    Args:
+        positives: (R,) number of positives of each row; rows without any are left out.
+    """
     rows = torch.randperm(positives.numel(), generator=generator)
     rows = rows[positives[rows] > 0]
+    # The k-th batch holds the rows with k * batch_size to (k + 1) * batch_size - 1 positives before them. A row with
+    # more than batch_size positives makes the next numbers unused, not a batch of no rows.
     before = positives[rows].cumsum(0) - positives[rows]
     sizes = (before // batch_size).unique_consecutive(return_counts=True)[1]
     return rows.split(sizes.tolist())

@@ -1,4 +1,9 @@
-"""Fetch a publisher's files: resumed where it broke off, checked, and there whole or not at all."""
+"""Download of published files. An interrupted download is resumed, checksums are checked, and files appear complete.
+
+A file NAME is received as NAME.part, with NAME.part.tag beside it, which says which version of the file the part is of.
+A process that is killed leaves these two, and the next download appends to the part. NAME itself appears only when all
+bytes have arrived and the checksum is right.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +21,22 @@ from manymax.errors import ManymaxError
 from manymax.study.data.sources.base import File, Source
 from manymax.study.files import read_json, write_json
 
-CHUNK = 1 << 20  # bytes
+DOWNLOAD_CHUNK = 1 << 20  # bytes that are read at a time
 TIMEOUT = 60  # seconds without a byte
-FIRST_SEEN = "checksums.json"  # of files whose publisher gives none: what the first download had
+FIRST_SEEN = "checksums.json"  # checksums of the first download, for files whose publisher gives none
 
-Progress = Callable[[str, int, int | None], None]  # file, bytes so far, bytes in all where that is known
+Progress = Callable[[str, int, int | None], None]  # name of the file, bytes so far, bytes in all or None
 
 
 class DownloadError(ManymaxError, OSError):
-    """A file could not be fetched; what has arrived is kept and the next attempt goes on from there."""
+    """A file could not be fetched; the bytes that have arrived are kept, and the next attempt continues from there."""
 
 
 def get(source: Source, folder: Path, progress: Progress = lambda *_: None) -> list[str]:
-    """Fetch all files of a source into `folder`/NAME; what is there already is only checked.
+    """Download all files of a source into `folder`/NAME; files that exist already are only checked.
 
     Returns:
-        a sentence on each file.
+        One line per file that says what was done.
     """
     target = folder / source.name
     try:
@@ -44,70 +49,78 @@ def get(source: Source, folder: Path, progress: Progress = lambda *_: None) -> l
 
 
 def fetch(file: File, folder: Path, progress: Progress = lambda *_: None) -> str:
-    """Fetch one file into `folder`.
+    """Download one file into `folder`.
 
     Returns:
-        a sentence on what was done and how far it can be trusted.
+        A line that says what was done and how the content was checked.
 
     Raises:
-        DownloadError: the connection failed or broke off (what came is kept), or the checksum is wrong (nothing is
-            kept, and a file that was there before stays).
+        DownloadError: the connection failed or broke off (the bytes that have arrived are kept), or the checksum is
+            wrong (they are deleted; a file that existed before stays).
     """
     path, partial = folder / file.name, folder / f"{file.name}.part"
     expected = file.checksum or _first_seen(folder).get(file.name)
     if path.is_file() and (expected is None or _matches(path, expected)):
-        return f"{file.name}: was there already; {_trust(file, folder, path)}"
+        return f"{file.name}: exists already; {_describe_check(file, folder, path)}"
     _receive(file.url, partial, progress)
     if expected is not None and not _matches(partial, expected):
         kind = expected.partition(":")[0]
         got = f"{kind}:{digest(partial, kind)}"
-        _forget(partial)
+        _remove_part(partial)
         whose = "the publisher's" if file.checksum else "that of the first download"
         raise DownloadError(
-            f"{file.url}: the checksum is {got}, {whose} is {expected}. The file was damaged on its way, or it is "
-            "another one now; nothing was kept."
+            f"{file.url}: the checksum is {got}, but {whose} is {expected}. The file was damaged on the way, or its "
+            "publisher has changed it; nothing was kept."
         )
+    # Content on the disk first, then the name: after a power failure a file under its name is complete.
     with partial.open("rb") as stream:
         os.fsync(stream.fileno())
     partial.replace(path)
-    _forget(partial)
-    return f"{file.name}: {path.stat().st_size:,} bytes; {_trust(file, folder, path)}"
+    _remove_part(partial)  # its tag; a kill before this line leaves a tag that the next download overwrites
+    return f"{file.name}: {path.stat().st_size:,} bytes; {_describe_check(file, folder, path)}"
 
 
-def _trust(file: File, folder: Path, path: Path) -> str:
+def _describe_check(file: File, folder: Path, path: Path) -> str:
+    """How the content of a downloaded file was checked; notes the checksum of a first download without one."""
     if file.checksum:
-        return f"checksum right ({file.checksum})"
+        return f"the checksum is right ({file.checksum})"
     seen = _first_seen(folder)
     if file.name in seen:
         return f"the same as at the first download ({seen[file.name]})"
     checksum = f"sha256:{digest(path, 'sha256')}"
     write_json(folder / FIRST_SEEN, seen | {file.name: checksum})
-    return f"its publisher gives no checksum; recorded {checksum} to hold later downloads to it"
+    return f"its publisher gives no checksum; {checksum} was noted, and later downloads are compared with it"
 
 
 def _first_seen(folder: Path) -> dict[str, str]:
+    """The checksums of first downloads, by the names of the files."""
     path = folder / FIRST_SEEN
     return dict(read_json(path)) if path.is_file() else {}
 
 
 def _receive(url: str, partial: Path, progress: Progress) -> None:
-    """Append to `partial` what is missing of `url`; a server that cannot do that sends it all again."""
-    tag = _tag(partial)
+    """Append to `partial` the bytes of `url` that it lacks; if the server cannot send a part, receive all again."""
+    tag = _read_tag(partial)
+    # Without a tag it is not known which version of the file the part is of, so it is not used.
     have = partial.stat().st_size if tag and partial.is_file() else 0
     headers = {"User-Agent": "manymax", "Accept-Encoding": "identity"}
     if have:
-        # If-Range: should the file have changed since, the server sends the whole new one.
+        # If-Range: if the file has changed since, the server sends all of the new one (200) and not a part (206).
         headers |= {"Range": f"bytes={have}-", "If-Range": tag}
     try:
         with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT) as response:
-            resumed = response.status == 206 and _start(response) == have
+            resumed = response.status == 206 and _first_byte(response) == have
             if response.status == 206 and not resumed:
                 raise DownloadError(f"{url}: the server sent another part than the one asked for. Try again.")
-            _remember(partial, response)
+            if not resumed:
+                # Before the new tag: a kill between the two lines must not leave the tag of a new version beside the
+                # bytes of an old one, to which the next download would append.
+                partial.unlink(missing_ok=True)
+            _write_tag(partial, response)
             _write(response, partial, have if resumed else 0, progress)
     except urllib.error.HTTPError as error:
-        if error.code == 416 and have:  # nothing after `have`: it was complete, or never fitted
-            _forget(partial)
+        if error.code == 416 and have:  # no bytes after `have`: the part was complete, or longer than the file
+            _remove_part(partial)
             return _receive(url, partial, progress)
         raise DownloadError(f"{url}: the server answers {error.code} {error.reason}. Try again later.") from None
     except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
@@ -116,11 +129,12 @@ def _receive(url: str, partial: Path, progress: Progress) -> None:
 
 
 def _write(response: Any, partial: Path, have: int, progress: Progress) -> None:
+    """Write the body of a response after the first `have` bytes of `partial`."""
     length = response.headers.get("Content-Length")
     total = have + int(length) if length and length.isdigit() else None
     done = have
     with partial.open("ab" if have else "wb") as stream:
-        while chunk := response.read(CHUNK):
+        while chunk := response.read(DOWNLOAD_CHUNK):
             stream.write(chunk)
             done += len(chunk)
             progress(partial.stem, done, total)
@@ -130,24 +144,25 @@ def _write(response: Any, partial: Path, have: int, progress: Progress) -> None:
 
 def _broken(url: str, partial: Path, reason: object) -> DownloadError:
     kept = partial.stat().st_size if partial.is_file() else 0
-    advice = f"{kept:,} bytes are kept; the same command goes on from there" if kept else "Try again later"
+    advice = f"{kept:,} bytes are kept; the same command continues from there" if kept else "Try again later"
     return DownloadError(f"{url}: the connection failed ({reason}). {advice}.")
 
 
-def _start(response: Any) -> int | None:
-    """The first byte that a partial answer holds: 100 of "bytes 100-199/200"."""
+def _first_byte(response: Any) -> int | None:
+    """The position of the first byte of a partial response: 100 if Content-Range is "bytes 100-199/200"."""
     start = (response.headers.get("Content-Range") or "").removeprefix("bytes ").partition("-")[0]
     return int(start) if start.isdigit() else None
 
 
-def _remember(partial: Path, response: Any) -> None:
-    """Keep what identifies the version of the file, without which it is not safe to append to it."""
+def _write_tag(partial: Path, response: Any) -> None:
+    """Keep what identifies the version of the file: bytes may only be appended to a part of the same version."""
     tag = response.headers.get("ETag") or response.headers.get("Last-Modified")
-    usable = tag is not None and not tag.startswith("W/")  # a weak tag is no promise of equal bytes
+    usable = tag is not None and not tag.startswith("W/")  # a weak tag does not promise equal bytes
     _tag_file(partial).write_text(json.dumps(tag if usable else None), encoding="utf-8")
 
 
-def _tag(partial: Path) -> str:
+def _read_tag(partial: Path) -> str:
+    """The tag beside a part; empty if there is none that can be used."""
     try:
         return str(json.loads(_tag_file(partial).read_text(encoding="utf-8")) or "")
     except (OSError, ValueError):
@@ -158,7 +173,8 @@ def _tag_file(partial: Path) -> Path:
     return partial.with_name(f"{partial.name}.tag")
 
 
-def _forget(partial: Path) -> None:
+def _remove_part(partial: Path) -> None:
+    """Delete a part and its tag."""
     partial.unlink(missing_ok=True)
     _tag_file(partial).unlink(missing_ok=True)
 
@@ -169,7 +185,7 @@ def _matches(path: Path, checksum: str) -> bool:
 
 
 def digest(path: Path, kind: str) -> str:
-    """The checksum of a file: "sha256", "md5", or "git", which is how git names the content.
+    """The checksum of a file as hex digits; `kind` is "sha256", "md5", or "git", the id that git gives to the content.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "empty"
@@ -177,11 +193,11 @@ def digest(path: Path, kind: str) -> str:
     >>> digest(path, "git")  # what `git hash-object` says
     'e69de29bb2d1d6434b8b29ae775ad8c2e48c5391'
     """
-    # md5 and sha1 tell damage from a whole file; they are what publishers give.
-    summed = hashlib.new("sha1" if kind == "git" else kind, usedforsecurity=False)
+    # MD5 and SHA-1 are good enough to notice damage, and they are what publishers give.
+    checksum = hashlib.new("sha1" if kind == "git" else kind, usedforsecurity=False)
     if kind == "git":
-        summed.update(b"blob %d\0" % path.stat().st_size)
+        checksum.update(b"blob %d\0" % path.stat().st_size)
     with path.open("rb") as stream:
-        while chunk := stream.read(CHUNK):
-            summed.update(chunk)
-    return summed.hexdigest()
+        while chunk := stream.read(DOWNLOAD_CHUNK):
+            checksum.update(chunk)
+    return checksum.hexdigest()

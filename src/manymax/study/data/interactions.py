@@ -1,4 +1,4 @@
-"""The table types of the laboratory: interactions with vocabularies, ragged lists, a split into three parts."""
+"""The data types of a study: `Interactions` (rows with vocabularies), `Lists` (one list per user) and `Split`."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from torch import Tensor
 
 from manymax.errors import ArgumentError
 
-PADDING = -100  # torch's ignore_index, so that padded lists are targets as they are
+PADDING = -100  # fills padded lists of items; it is torch's ignore_index, so that a padded list can be a target
 
-PARTS = ("train", "valid", "test")
+PARTS = ("train", "valid", "test")  # the parts of a split; `Interactions.parts` holds indices into it
 
 
 @dataclass(frozen=True)
 class Interactions:
-    """Rows (user, item[, rating][, time][, part]) with users and items numbered from 0, in the order of the file.
+    """Rows (user, item[, rating][, time][, part]) in the order of the file; users and items are numbered from 0.
 
     Args:
-        users, items: (n,) int64, ids below the length of their vocabulary.
-        user_ids, item_ids: (U,), (C,) the publisher's ids; entry i is what number i was called.
-        ratings: (n,) float32, or None where the source has none.
+        users, items: (n,) int64 numbers; number i stands for entry i of `user_ids` or `item_ids`.
+        user_ids, item_ids: (U,), (C,) the ids in the file.
+        ratings: (n,) float32, or None if the source has none.
         times: (n,) int64, seconds or any number that grows with time, or None.
-        parts: (n,) int8 index into `PARTS` where the source comes with a split, or None.
-        name: of the set.
-        card: what happened to the data so far: a list of steps, each a dict with `step` and its figures.
+        parts: (n,) int8 indices into `PARTS` if the source comes with a split, or None.
+        name: of the data set.
+        card: the data card: what was done to the data so far, a dict with `step` and its figures for each step.
     """
 
     users: Tensor
@@ -54,7 +54,7 @@ class Interactions:
         return self.users.numel()
 
     def counts(self) -> dict[str, Any]:
-        """Users, items, interactions, and the sparsity 1 - n / (U C)."""
+        """The numbers of users, items and interactions, and the sparsity 1 - n / (U C)."""
         cells = self.num_users * self.num_items
         return {
             "users": self.num_users,
@@ -64,11 +64,11 @@ class Interactions:
         }
 
     def with_step(self, step: str, **figures: Any) -> Interactions:
-        """The same rows; the card says that `step` was taken and what is there now."""
+        """The same rows with one more step on the card: its name, its figures, and the counts after it."""
         return replace(self, card=(*self.card, {"step": step, **figures, **self.counts()}))
 
     def rows(self, keep: Tensor) -> Interactions:
-        """The rows where `keep` (n,) is true; users and items that have none left lose their number."""
+        """The rows where `keep` (n,) is true. Users and items without rows are dropped, and the others renumbered."""
         users, user_ids = _renumber(self.users[keep], self.user_ids)
         items, item_ids = _renumber(self.items[keep], self.item_ids)
         ratings, times, parts = (None if t is None else t[keep] for t in (self.ratings, self.times, self.parts))
@@ -76,13 +76,14 @@ class Interactions:
 
 
 def _renumber(numbers: Tensor, ids: np.ndarray[Any, Any]) -> tuple[Tensor, np.ndarray[Any, Any]]:
+    """New numbers without gaps, in the same order, and their ids."""
     used = numbers.bincount(minlength=len(ids)) > 0
     return (used.cumsum(0) - 1)[numbers], ids[used.numpy()]
 
 
 @dataclass(frozen=True)
 class Lists:
-    """One list of item ids per user, of any length: list u is items[offsets[u]:offsets[u + 1]].
+    """One list of item numbers per user, of any length: the list of user u is items[offsets[u]:offsets[u + 1]].
 
     Args:
         offsets: (U + 1,) int64, from 0.
@@ -95,14 +96,14 @@ class Lists:
     @classmethod
     def from_pairs(cls, users: Tensor, items: Tensor, num_users: int) -> Lists:
         """Group (user, item) pairs by user; the pairs of a user keep their order."""
-        order = users.argsort(stable=True)
+        by_user = users.argsort(stable=True)
         offsets = torch.zeros(num_users + 1, dtype=torch.long)
         torch.cumsum(users.bincount(minlength=num_users), 0, out=offsets[1:])
-        return cls(offsets, items[order])
+        return cls(offsets, items[by_user])
 
     @property
     def lengths(self) -> Tensor:
-        """(U,) how long each list is."""
+        """(U,) the length of each list."""
         return self.offsets.diff()
 
     def __len__(self) -> int:
@@ -113,14 +114,14 @@ class Lists:
         return torch.arange(len(self)).repeat_interleave(self.lengths)
 
     def padded(self, users: Tensor, length: int | None = None) -> Tensor:
-        """The lists of some users as one table, padded at the end with -100.
+        """The lists of some users as the rows of one tensor, padded at the end with -100.
 
         Args:
             users: (B,) int64.
-            length: keep only the last `length` entries of each list, in their order.
+            length: keep only the last `length` entries of each list, in their order; None keeps all.
 
         Returns:
-            (B, P) with P the longest of these lists, at least 1.
+            (B, P), where P is the length of the longest of these lists, at least 1.
         """
         if users.numel() and int(users.max()) >= len(self):
             raise ArgumentError(f"`users` must be below {len(self)}; got {int(users.max())}.")
@@ -128,13 +129,14 @@ class Lists:
         counts = self.lengths[users] if length is None else self.lengths[users].clamp(max=length)
         columns = torch.arange(max(1, int(counts.max())) if counts.numel() else 1)
         inside = columns < counts[:, None]
+        # Places of the padding read entry 0, which exists unless all lists are empty, and are overwritten.
         index = torch.where(inside, (ends - counts)[:, None] + columns, 0)
         return torch.where(inside, self.items[index], PADDING) if self.items.numel() else index.fill_(PADDING)
 
 
 @dataclass(frozen=True)
 class Split:
-    """Train, validation and test lists over the same users and items, each in time order where time is known."""
+    """Train, validation and test lists of the same users and items, each in time order if times are known."""
 
     train: Lists
     valid: Lists
@@ -147,5 +149,5 @@ class Split:
         return len(self.train)
 
     def counts(self) -> Tensor:
-        """(C,) how often each item occurs in training: what popularity and trees are made of."""
+        """(C,) how often each item occurs in training; popularity samplers and Huffman trees are built from it."""
         return self.train.items.bincount(minlength=self.num_items)

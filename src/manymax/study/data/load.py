@@ -1,4 +1,4 @@
-"""Find what a name or a path stands for, and read it."""
+"""Loading of data: find what a name or a path stands for, and read it."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ import platformdirs
 from manymax.errors import ArgumentError, ManymaxError, unknown_name
 from manymax.study.data.download import digest
 from manymax.study.data.interactions import Interactions
-from manymax.study.data.planted import DEFAULT, SIZES, PlantedLaw, plant
-from manymax.study.data.sources import FORMATS, SOURCES, Columns, Filters, Format, Source
+from manymax.study.data.planted import DEFAULT_SIZE, SIZES, PlantedLaw, plant
+from manymax.study.data.sources import RAW_FORMATS, SOURCES, Columns, Filters, RawFormat, Source
 from manymax.study.data.sources import table as own_table
 
-PLANTED_NAME = re.compile(r"planted(-[\w-]+)?")  # a name, also where a file is called so: ./planted is that file
+# Names of planted data, with or without a size. A file of such a name must be given with a folder: ./planted
+PLANTED_NAME = re.compile(r"planted(-[\w-]+)?")
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """Data as it was found.
+    """Data as it was read, before any filter.
 
     Args:
-        interactions: all of them.
-        truth: p(item | user), of planted data.
+        interactions: all interactions.
+        truth: p(item | user) of planted data; None for other data.
     """
 
     interactions: Interactions
     truth: PlantedLaw | None = None
 
     def filters(self, preset: str | None) -> Filters:
-        """The filters that `preset` means for this set."""
+        """The filters that `preset` stands for with this data set; no filters if `preset` is None."""
         if preset is None:
             return Filters()
         name = self.interactions.name
@@ -42,9 +43,9 @@ class Loaded:
         if not presets:
             known = ", ".join(source for source, row in SOURCES.items() if row.presets)
             raise ArgumentError(
-                f"`preset` {preset!r} is what the paper did to its own sets ({known}); {name!r} is none of them. Say "
-                "what to filter with `min_rating` and `k_core`, or, if the file holds one of these sets, which one "
-                "with `name`."
+                f"`preset` {preset!r} stands for the filters that the paper used on its own data sets ({known}); "
+                f"{name!r} is not one of them. Set `min_rating` and `k_core` instead. If the file holds one of these "
+                "sets, say which one with `name`."
             )
         if preset not in presets:
             raise unknown_name(f"preset of {name}", preset, presets)
@@ -52,7 +53,7 @@ class Loaded:
 
 
 def cache() -> Path:
-    """The folder for downloads: $MANYMAX_CACHE, or what is usual on this system."""
+    """The folder for downloads: $MANYMAX_CACHE, or else the cache folder of this operating system."""
     return Path(os.environ.get("MANYMAX_CACHE") or platformdirs.user_cache_dir("manymax", appauthor=False))
 
 
@@ -65,44 +66,57 @@ def load(
     name: str | None = None,
     folder: str | Path | None = None,
 ) -> Loaded:
-    """Read all interactions of a data set. Args: as of `prepare`."""
+    """Read all interactions of a data set.
+
+    Args: those of `prepare` with the same names.
+    """
     if name is not None and (not name or set(name) & {"/", "\\"} or name in (".", "..")):
-        raise ArgumentError(f"`name` becomes part of file names, so it must hold no / or \\; got {name!r}.")
+        raise ArgumentError(f"`name` becomes part of file names, so it must not contain / or \\; got {name!r}.")
     if isinstance(data, str) and PLANTED_NAME.fullmatch(data):
         _only_for_tables(columns, data)
         return _planted(data, size, seed)
     if size is not None:
-        raise ArgumentError(f"`size` is of planted data; got {size!r} with {str(data)!r}. Leave it out.")
+        raise ArgumentError(
+            f"`size` has a meaning for planted data only; got {size!r} with {str(data)!r}. Leave it out."
+        )
     if isinstance(data, str) and data in SOURCES:
         _only_for_tables(columns, data)
         return Loaded(_named(SOURCES[data], Path(folder) if folder else cache()))
-    return Loaded(_file(_at_home(Path(data)), columns, name))
+    return Loaded(_file(_expand_home(Path(data)), columns, name))
 
 
 def changed_files(data: str, files: Mapping[str, str], columns: Mapping[str, str] | None = None) -> list[str]:
-    """Which of the files {name: sha256} that `data` was read from have other content now; those gone do not count."""
+    """The names of those files of `data` whose content has changed; files that do not exist any more do not count.
+
+    Args:
+        data: a name or a path, as for `load`.
+        files: {name: sha256} of the files when `data` was read.
+        columns: as for `load`.
+    """
     if PLANTED_NAME.fullmatch(data):
         return []
     if data in SOURCES:
         paths = SOURCES[data].paths(cache())
     else:
-        found = _form(_at_home(Path(data)), columns)
+        found = _find_format(_expand_home(Path(data)), columns)
         paths = [] if found is None else found[1]
     return [path.name for path in paths if path.name in files and path.is_file() and _sha256(path) != files[path.name]]
 
 
 def _sha256(path: Path) -> str:
+    """The checksum of a file, computed once per process and version of the file: a study asks for it once per run."""
     status = path.stat()
     return _sha256_of(path, status.st_size, status.st_mtime_ns)
 
 
 @lru_cache
 def _sha256_of(path: Path, size: int, changed_at: int) -> str:
+    # `size` and `changed_at` are not used: they make the cache forget a file that has changed.
     return digest(path, "sha256")
 
 
-def _at_home(path: Path) -> Path:
-    """The path, with ~ put in full."""
+def _expand_home(path: Path) -> Path:
+    """The path with ~ replaced by the home folder."""
     try:
         return path.expanduser()
     except RuntimeError as error:
@@ -110,79 +124,87 @@ def _at_home(path: Path) -> Path:
 
 
 def _planted(data: str, size: str | None, seed: int) -> Loaded:
-    """`planted`, or `planted-SIZE`."""
-    of_name = data.removeprefix("planted").removeprefix("-")
-    if of_name and size is not None and size != of_name:
-        raise ArgumentError(f"`size` {size!r} is not that of {data!r}. Give one of them.")
+    """Planted data with the name "planted" or "planted-SIZE"."""
+    size_in_name = data.removeprefix("planted").removeprefix("-")
+    if size_in_name and size is not None and size != size_in_name:
+        raise ArgumentError(f"`size` {size!r} is not the size in the name {data!r}. Give one of them.")
     try:
-        interactions, truth = plant(size or of_name or DEFAULT, seed)
+        interactions, truth = plant(size or size_in_name or DEFAULT_SIZE, seed)
     except ManymaxError as error:
-        if size is None and "x" not in of_name:
+        # A misspelt name of a size ("planted-smal") is an unknown data set; of "planted-5x3x2" the size is wrong.
+        if size is None and "x" not in size_in_name:
             raise unknown_name("data set", data, [*SOURCES, *(f"planted-{each}" for each in SIZES)]) from error
         raise
     return Loaded(interactions, truth)
 
 
 def _named(source: Source, folder: Path) -> Interactions:
+    """Read a named data set from the files in `folder`."""
     paths = source.paths(folder)
     missing = [path for path in paths if not path.is_file()]
     if missing:
         raise ArgumentError(
-            f"{source.name} is not there ({missing[0]} is missing). Fetch it with `manymax data get {source.name}`, or "
-            "name a file that you have in place of it."
+            f"{source.name} has not been downloaded ({missing[0]} is missing). Fetch it with `manymax data get "
+            f"{source.name}`, or give the path of a file that you have."
         )
     assert source.read is not None
     return _finish(source.read(paths), source.name, paths)
 
 
 def _file(path: Path, columns: Mapping[str, str] | None, name: str | None) -> Interactions:
+    """Read a file or folder, in whatever format it has."""
     if not path.exists():
+        # With a suffix or a folder it is meant as a path; otherwise it may be a misspelt name of a data set.
         if path.suffix or path.parent != Path():
             raise ArgumentError(f"{path} does not exist.")
         raise ArgumentError(f"{unknown_name('data set', str(path), SOURCES)} There is no file of that name either.")
-    known = _form(path, columns)
+    known = _find_format(path, columns)
     if known is None:
-        suffixes = ", ".join(own_table.SUFFIXES)
+        suffixes = ", ".join(own_table.TABLE_SUFFIXES)
         raise ArgumentError(
-            f"{path} is of no known format: expected a table ({suffixes}), or MovieLens, Gowalla or Amazon reviews as "
+            f"{path} has no known format: expected a table ({suffixes}), or MovieLens, Gowalla or Amazon reviews as "
             "they are published."
         )
-    form, paths = known
-    if form.read is own_table.read:
+    file_format, paths = known
+    if file_format.read is own_table.read:
         found = own_table.read(paths, columns)
     else:
         _only_for_tables(columns, str(path))
-        found = form.read(paths)
-    return _finish(found, name or _name(path), paths)
+        found = file_format.read(paths)
+    return _finish(found, name or _data_name(path), paths)
 
 
-def _form(path: Path, columns: Mapping[str, str] | None) -> tuple[Format, list[Path]] | None:
-    """The format of what is at `path`, and its files."""
-    for form in FORMATS:
-        if columns and form.read is not own_table.read and own_table.find(path):
-            continue  # whoever names columns says that it is a table
-        if (paths := form.find(path)) is not None:
-            return form, paths
+def _find_format(path: Path, columns: Mapping[str, str] | None) -> tuple[RawFormat, list[Path]] | None:
+    """The format of the data at `path`, and its files; None if the format is not known."""
+    for file_format in RAW_FORMATS:
+        # A caller who names columns means a table: "ratings_mine.csv" is then not taken for Amazon's ratings.
+        if columns and file_format.read is not own_table.read and own_table.find(path):
+            continue
+        if (paths := file_format.find(path)) is not None:
+            return file_format, paths
     return None
 
 
 def _only_for_tables(columns: Mapping[str, str] | None, data: str) -> None:
     if columns:
-        raise ArgumentError(f"`columns` is for own tables; {data} has columns that are known. Leave it out.")
+        raise ArgumentError(
+            f"`columns` is for tables of your own; the columns of {data} are known already. Leave it out."
+        )
 
 
-def _name(path: Path) -> str:
-    """What the data in a file is called: the set with such a file, or the name of the file without its suffixes."""
+def _data_name(path: Path) -> str:
+    """The name of the data in a file: that of the set with such a file, else the file's name without suffixes."""
     for source in SOURCES.values():
         if [path.name] == [file.name for file in source.files]:
             return source.name
     name = path.resolve().name
-    while Path(name).suffix in (".gz", ".zip", ".json", ".jsonl", ".dat", *own_table.SUFFIXES):
+    while Path(name).suffix in (".gz", ".zip", ".json", ".jsonl", ".dat", *own_table.TABLE_SUFFIXES):
         name = Path(name).stem
     return SOURCES[name].name if name in SOURCES else name
 
 
 def _finish(columns: Columns, name: str, paths: Iterable[Path]) -> Interactions:
+    """Interactions with the first step on their card: the name of the data and the checksums of its files."""
     name = SOURCES[name].name if name in SOURCES else name
     interactions = columns.interactions(name)
     figures = {"data": name, "files": {path.name: digest(path, "sha256") for path in paths}}

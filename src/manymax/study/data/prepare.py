@@ -1,4 +1,4 @@
-"""From a name or a file to a split: read, filter, split, and a card that says what each step left."""
+"""Preparation of data: read it, filter it, split it, and note on a card what each step left."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyarrow import parquet
 from torch import Tensor
 
 from manymax.errors import ArgumentError, ManymaxError
-from manymax.study.data.card import SUFFIX
+from manymax.study.data.card import CARD_SUFFIX
 from manymax.study.data.interactions import PARTS, Interactions, Split
 from manymax.study.data.load import load
 from manymax.study.data.planted import PlantedLaw
@@ -26,10 +26,10 @@ class Prepared:
     """Data that is ready for training.
 
     Args:
-        interactions: what the filters left, in the order of the file.
-        split: the same rows as train, validation and test lists.
-        card: the steps that led here, each a dict with `step` and its figures.
-        truth: p(item | user), known for planted data alone.
+        interactions: the interactions after the filters, in the order of the file.
+        split: the same interactions as train, validation and test lists.
+        card: the steps of the preparation, each a dict with `step` and its figures.
+        truth: p(item | user), which is known for planted data only.
     """
 
     interactions: Interactions
@@ -51,21 +51,24 @@ def prepare(
     name: str | None = None,
     folder: str | Path | None = None,
 ) -> Prepared:
-    """Read a data set, keep the last row of each pair, then rating >= `min_rating`, then the k-core; split it.
+    """Read a data set, filter it and split it.
+
+    The filters are, in this order: the last row of each (user, item) pair, interactions with rating >= `min_rating`,
+    the k-core.
 
     Args:
         data: a name (`manymax data list` shows them) or a path.
-        columns: of an own file: {"user": ..., "item": ..., "rating": ..., "time": ..., "split": ...}; guessed where
-            not given.
-        preset: "paper-table" or "paper-text", the filters behind the paper's table and those in its text; values
-            given besides it count more.
-        min_rating: keep interactions rated so or better.
-        k_core: leave out users and items with fewer interactions, until all have as many.
-        split: one of `SPLITS`; "given" where the data comes with a split, else "ratio".
+        columns: names of the columns of your own file, {"user": ..., "item": ..., "rating": ..., "time": ...,
+            "split": ...}; those that are not given are guessed.
+        preset: "paper-table" or "paper-text": the filters that give the numbers of the paper's table, or those that its
+            text describes. `min_rating` and `k_core` take precedence over it.
+        min_rating: keep interactions with at least this rating.
+        k_core: drop users and items with fewer interactions, again and again until none is left.
+        split: one of `SPLITS`; the default is "given" if the data comes with a split, else "ratio".
         seed: of the split, and of planted data.
         size: of planted data: "tiny", "small", "medium", "ml-1m" or USERSxITEMSxMEAN.
-        name: what the data in the file `data` is called; a preset is looked up by it.
-        folder: where files of named sets are looked for, in place of the cache.
+        name: name of the data set in the file `data`; a preset is looked up by it.
+        folder: where to look for the files of named sets, in place of the cache.
 
     >>> prepared = prepare("planted-tiny", k_core=5)
     >>> [step["step"] for step in prepared.card]
@@ -83,17 +86,17 @@ def prepare(
     if k_core is not None:
         kept = core(kept, k_core)
     if not len(kept):
-        raise ArgumentError(f"{kept.name}: no interaction is left; the steps were {_steps(kept)}. Filter less.")
+        raise ArgumentError(f"{kept.name}: no interaction is left after the steps {_steps(kept)}. Use weaker filters.")
     lists, kept = split_interactions(kept, split, seed)
     truth = None if loaded.truth is None else loaded.truth.among(kept.user_ids, kept.item_ids)
     return Prepared(kept, lists, list(kept.card), truth)
 
 
 def save(prepared: Prepared, folder: Path) -> Path:
-    """Write NAME.parquet, with the publisher's ids and a column `split`, and its card beside it.
+    """Write the interactions as NAME.parquet, with the original ids and a column `split`, and the card beside it.
 
     Returns:
-        the path of the table, which `prepare` reads again.
+        The path of the Parquet file, which `prepare` can read.
     """
     kept = prepared.interactions
     assert kept.parts is not None
@@ -107,7 +110,7 @@ def save(prepared: Prepared, folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as partial:
             parquet.write_table(pa.table({**columns, "split": split}), partial, compression="zstd")
-        write_json(folder / f"{kept.name}{SUFFIX}", prepared.card)
+        write_json(folder / f"{kept.name}{CARD_SUFFIX}", prepared.card)
     except OSError as error:
         raise ManymaxError(f"{folder} cannot be written to: {error.strerror or error}.") from None
     return path
@@ -118,23 +121,25 @@ def _steps(interactions: Interactions) -> str:
 
 
 def last_of_each_pair(interactions: Interactions) -> Interactions:
-    """One row for each (user, item): the latest, the later in the file where times are equal or unknown.
+    """Keep one row of each (user, item) pair: the latest; of rows without times or of equal time the last in the file.
 
-    Where the data comes with a split, a pair stays in the earliest part that has it: an item seen in training is
-    masked in evaluation and could never be found.
+    If the data comes with a split, the row of the earliest part (training first) is kept: an item that was seen in
+    training is masked in evaluation, so a row of the same pair in a later part could never be found.
     """
     pairs = interactions.users * interactions.num_items + interactions.items
-    if (pairs.sort().values.diff() != 0).all():
+    if (pairs.sort().values.diff() != 0).all():  # no pair is repeated: no step on the card
         return interactions
-    order = torch.arange(len(interactions))
+    # Stable sorts by several keys, the least important first: file, time, part (descending), pair. The last row of each
+    # pair is then the one of the earliest part and, within it, of the latest time.
+    sorted_rows = torch.arange(len(interactions))
     for key, descending in ((interactions.times, False), (interactions.parts, True)):
         if key is not None:
-            order = order[key[order].argsort(stable=True, descending=descending)]
-    order = order[pairs[order].argsort(stable=True)]  # by pair, then by part and time: the last of each pair stays
-    last = torch.ones_like(order, dtype=torch.bool)
-    last[:-1] = pairs[order].diff() != 0
+            sorted_rows = sorted_rows[key[sorted_rows].argsort(stable=True, descending=descending)]
+    sorted_rows = sorted_rows[pairs[sorted_rows].argsort(stable=True)]
+    last = torch.ones_like(sorted_rows, dtype=torch.bool)
+    last[:-1] = pairs[sorted_rows].diff() != 0
     keep = torch.zeros_like(last)
-    keep[order[last]] = True
+    keep[sorted_rows[last]] = True
     return interactions.rows(keep).with_step("repeated pairs", removed=int((~last).sum()))
 
 
@@ -142,16 +147,16 @@ def rated(interactions: Interactions, min_rating: float) -> Interactions:
     """The interactions with rating >= `min_rating`."""
     if interactions.ratings is None:
         raise ArgumentError(
-            f"`min_rating` needs ratings, and {interactions.name} has none. Leave it out, or name the column of the "
-            "ratings: --columns rating=NAME."
+            f"`min_rating` needs ratings, and {interactions.name} has none. Leave `min_rating` out, or name the column "
+            "of the ratings: --columns rating=NAME."
         )
     return interactions.rows(interactions.ratings >= min_rating).with_step("rating", min_rating=min_rating)
 
 
 def core(interactions: Interactions, k_core: int) -> Interactions:
-    """The k-core: the largest part in which every user and every item has at least `k_core` interactions.
+    """The k-core: the largest subset in which every user and every item has at least `k_core` interactions.
 
-    It is unique, so users and items may go in any order until none is short.
+    It is unique, so it does not matter in which order users and items with too few interactions are dropped.
     """
     if k_core < 1:
         raise ArgumentError(f"`k_core` must be at least 1; got {k_core}.")
@@ -164,4 +169,5 @@ def core(interactions: Interactions, k_core: int) -> Interactions:
 
 
 def _enough(numbers: Tensor, count: int) -> Tensor:
+    """(n,) whether the user (or item) of each row occurs at least `count` times."""
     return (numbers.bincount() >= count)[numbers]

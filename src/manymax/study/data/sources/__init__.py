@@ -1,4 +1,7 @@
-"""One file per raw format; each turns files into `Columns`. `SOURCES` are the sets by name, `FORMATS` the readers."""
+"""Readers of raw data, one module per publisher or format; each turns files into `Columns`.
+
+`SOURCES` is the table of data sets that have a name, `RAW_FORMATS` the list of formats that a file can have.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,13 @@ from manymax.study.data.sources.base import File, Filters, Source
 from manymax.study.data.sources.columns import Columns
 from manymax.table import Table
 
-PLANTED = Source(
+PLANTED_SOURCE = Source(
     name="planted",
     title="drawn from a known p(item | user), so that regret is known; also planted-tiny, -small, -medium, -ml-1m",
 )
 SOURCES: Table[Source] = Table(
     "data set",
-    PLANTED,
+    PLANTED_SOURCE,
     movielens.ML_100K,
     movielens.ML_1M,
     gowalla.GOWALLA,
@@ -27,21 +30,25 @@ SOURCES: Table[Source] = Table(
 )
 
 
-class Format(NamedTuple):
-    """How files look: `find` says which files at a path are of this format (None: none are), `read` reads them."""
+class RawFormat(NamedTuple):
+    """A format of raw data.
+
+    find: from a path to the files of this format there; None if there are none.
+    read: from these files to their columns.
+    """
 
     find: Callable[[Path], list[Path] | None]
     read: Callable[..., Columns]
 
 
-# The first that finds something is taken; own tables come last, because any text could be one.
-FORMATS = (
-    Format(movielens.find, movielens.read),
-    Format(gowalla.find_lists, gowalla.read_lists),
-    Format(gowalla.find_checkins, gowalla.read_checkins),
-    Format(amazon.find_reviews, amazon.read_reviews),
-    Format(amazon.find_ratings, amazon.read_ratings),
-    Format(table.find, table.read),
+# The first format that finds files is taken. Plain tables come last, because any text file could be one.
+RAW_FORMATS = (
+    RawFormat(movielens.find, movielens.read),
+    RawFormat(gowalla.find_lists, gowalla.read_lists),
+    RawFormat(gowalla.find_checkins, gowalla.read_checkins),
+    RawFormat(amazon.find_reviews, amazon.read_reviews),
+    RawFormat(amazon.find_ratings, amazon.read_ratings),
+    RawFormat(table.find, table.read),
 )
 
-__all__ = ["FORMATS", "SOURCES", "Columns", "File", "Filters", "Format", "Source"]
+__all__ = ["RAW_FORMATS", "SOURCES", "Columns", "File", "Filters", "RawFormat", "Source"]

@@ -1,4 +1,4 @@
-"""What a source is: files with an address and a checksum, a reader, and the filters that the paper used on it."""
+"""`Source`, a row of `SOURCES`: files with addresses and checksums, their reader, and the filters of the paper."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from manymax.study.data.sources.columns import Columns
 
 
 class Filters(NamedTuple):
-    """What is left out: interactions rated below `min_rating`, then what is not in the `k_core`."""
+    """The filters of a preset: drop ratings below `min_rating`, then keep the `k_core`; None means no such filter."""
 
     min_rating: float | None = None
     k_core: int | None = None
@@ -19,13 +19,13 @@ class Filters(NamedTuple):
 
 @dataclass(frozen=True)
 class File:
-    """A file of a publisher.
+    """A published file.
 
     Args:
-        url: where it is.
-        name: what it is called in the cache.
-        checksum: "md5:...", "sha256:..." or "git:..." (the id that git gives to the content); None where none is known
-            for certain: the first download is then recorded, and later ones are held to it.
+        url: its address.
+        name: its name in the cache.
+        checksum: "md5:...", "sha256:..." or "git:..." (the id that git gives to the content). None if no reliable one
+            is known: the checksum of the first download is then noted, and later downloads are compared with it.
     """
 
     url: str
@@ -35,16 +35,17 @@ class File:
 
 @dataclass(frozen=True)
 class Source:
-    """A data set by name.
+    """A data set that has a name.
 
     Args:
-        name, aliases: what it is called.
-        title: one line.
-        files: what `manymax data get` fetches, in the order in which `read` wants their paths; empty for planted data.
-        read: from the paths of the files to columns.
-        presets: the paper's filters by name.
-        terms: what its publisher allows.
-        reference: what to cite.
+        name, aliases: its names.
+        title: one line that describes it.
+        files: the files that `manymax data get` downloads, in the order in which `read` takes their paths; empty for
+            planted data.
+        read: from the paths of the files to columns; None for planted data.
+        presets: the filters that the paper used, by the name of the preset.
+        terms: what its publisher permits.
+        citation: the publications to cite.
     """
 
     name: str
@@ -57,5 +58,5 @@ class Source:
     aliases: tuple[str, ...] = ()
 
     def paths(self, folder: Path) -> list[Path]:
-        """Where the files are once they have been fetched into `folder`."""
+        """The paths of the files after a download into `folder`."""
         return [folder / self.name / file.name for file in self.files]

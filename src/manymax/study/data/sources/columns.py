@@ -1,4 +1,4 @@
-"""Columns of a file, as a reader found them, and how they become `Interactions`."""
+"""`Columns`: the columns of a file as a reader found them, and their conversion to `Interactions`."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from torch import Tensor
 from manymax.errors import ArgumentError
 from manymax.study.data.interactions import PARTS, Interactions
 
-ROLES = ("user", "item", "rating", "time", "split")
+ROLES = ("user", "item", "rating", "time", "split")  # what a column can hold
+# Words of a split column, as indices into `PARTS`.
 PART_NAMES = {"train": 0, "training": 0, "valid": 1, "validation": 1, "val": 1, "dev": 1, "test": 2}
 
 
 @dataclass(frozen=True)
 class Columns:
-    """What a file says, role by role.
+    """The columns of a file, by role.
 
     Args:
         arrays: {"user": ..., "item": ...[, "rating": ...][, "time": ...][, "split": ...]}, all of one length.
-        names: what the columns are called in the file, by role.
+        names: the names of the columns in the file, by role.
         file: the name of the file, for messages.
-        explain: called when a value cannot be used; raises an error that names the line, where the format has lines.
-            It must not return unless it finds nothing wrong.
-        notes: for the card.
+        explain: called when a value is wrong. It reads the file again, slowly, and raises an error that names the line;
+            it returns only if it finds nothing wrong, or if the format has no lines.
+        notes: remarks for the card.
     """
 
     arrays: dict[str, pa.ChunkedArray]
@@ -39,24 +40,25 @@ class Columns:
     notes: tuple[str, ...] = ()
 
     def interactions(self, name: str) -> Interactions:
-        """Number users and items in the order in which they appear; check and convert the rest.
+        """Number users and items in the order in which they first appear; check and convert the other columns.
 
         Raises:
-            ArgumentError: a value is missing or of the wrong kind; names file, line or row, and column.
+            ArgumentError: a value is missing or of the wrong kind; the error names the file, line or row, and column.
         """
         if not len(self.arrays["user"]):
-            raise ArgumentError(f"{self.file} holds no interactions. Is it complete?")
+            raise ArgumentError(f"{self.file} has no interactions. Is it complete?")
         users, user_ids = self._numbered("user")
         items, item_ids = self._numbered("item")
         ratings, times, parts = (self._optional(role) for role in ("rating", "time", "split"))
         return Interactions(users, items, user_ids, item_ids, ratings, times, parts, name)
 
     def _numbered(self, role: str) -> tuple[Tensor, np.ndarray[Any, Any]]:
+        """The numbers of a column of ids, (n,) int64, and the id of each number."""
         column = self.arrays[role]
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
         if pa.types.is_string(column.type) or pa.types.is_string_view(column.type):
-            column = column.cast(pa.large_string())  # offsets of 64 bits: no limit of 2 GB
+            column = column.cast(pa.large_string())  # plain strings have 32-bit offsets, which limits a column to 2 GB
         if not (pa.types.is_integer(column.type) or pa.types.is_large_string(column.type)):
             raise ArgumentError(
                 f"{self.file}, column {self._name(role)}: ids must be integers or text; got {column.type}."
@@ -68,7 +70,7 @@ class Columns:
         encoded = column.combine_chunks().dictionary_encode()
         try:
             ids = encoded.dictionary.to_numpy(zero_copy_only=False)
-        except pa.ArrowException:  # some readers take any bytes for text
+        except pa.ArrowException:  # the CSV and JSON readers do not check that text is UTF-8
             self.explain()
             raise ArgumentError(f"{self.file}, column {self._name(role)}: an id is not UTF-8.") from None
         return torch.from_numpy(encoded.indices.to_numpy().astype(np.int64)), ids
@@ -88,7 +90,8 @@ class Columns:
 
     def _time(self, column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
         self._refuse("time", column.is_null(nan_is_null=True), column)
-        if pa.types.is_floating(column.type):  # fractions of a second count: their order is kept as ranks
+        if pa.types.is_floating(column.type):
+            # Rounding to integers would make ties of fractions of a second: replace each time by its rank instead.
             return np.unique(column.to_numpy(), return_inverse=True)[1].astype(np.int64)
         if pa.types.is_date32(column.type):
             column = column.cast(pa.int32())
@@ -98,8 +101,9 @@ class Columns:
 
     def _part(self, column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
         encoded = column.combine_chunks().cast(pa.string()).dictionary_encode()
-        known = np.array([PART_NAMES.get(str(v).lower(), -1) for v in encoded.dictionary.to_pylist()] + [-1])
-        parts = known[encoded.indices.fill_null(len(known) - 1).to_numpy()]
+        # One part per distinct word; the entry after the last is for missing values.
+        part_of_word = np.array([PART_NAMES.get(str(v).lower(), -1) for v in encoded.dictionary.to_pylist()] + [-1])
+        parts = part_of_word[encoded.indices.fill_null(len(part_of_word) - 1).to_numpy()]
         self._refuse("split", pa.array(parts < 0), column)
         return parts.astype(np.int8)
 
@@ -107,19 +111,19 @@ class Columns:
         return repr(self.names.get(role, role))
 
     def _refuse(self, role: str, wrong: pa.Array | pa.ChunkedArray, column: pa.ChunkedArray) -> None:
-        """Raise an error for the first row that is `wrong`, if there is one."""
+        """Raise an error for the first row where `wrong` is true, if there is one."""
         row = pc.index(wrong, True).as_py()
         if row >= 0:
             self._fail(role, row, column)
 
     def _fail(self, role: str, row: int, column: pa.ChunkedArray) -> NoReturn:
-        self.explain()
+        self.explain()  # raises a better error if the format has lines
         value = column[row].as_py()
         raise ArgumentError(f"{self.file}, row {row + 1}, column {self._name(role)}: {complaint(role, value)}")
 
 
 def complaint(role: str, value: object) -> str:
-    """What is wrong with a value.
+    """The message for a value that is wrong in its role.
 
     >>> complaint("rating", "good")
     "a rating must be a number; got 'good'."

@@ -1,4 +1,8 @@
-"""Text with one interaction a line and a separator between its columns."""
+"""Reader of text with one interaction per line and a separator between the columns (CSV, TSV and the like).
+
+The text is parsed by pyarrow, which is fast but does not say which line is wrong. If it fails, `LineChecker` reads the
+text again line by line to raise an error that names the line.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +24,15 @@ from pyarrow import csv as arrow_csv
 from manymax.errors import ArgumentError
 from manymax.study.data.sources.columns import PART_NAMES, Columns, complaint
 
-BYTES_PER_CHUNK = 1 << 24  # bytes that are parsed at a time; a line must be shorter
-SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
-UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+BYTES_PER_CHUNK = 1 << 24  # bytes that pyarrow parses at a time; a line must be shorter
+SEPARATOR_NAMES = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}  # in the order in which they are tried
+UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # first bytes of a file in UTF-16
 
-
-UNREADABLE = (OSError, EOFError, zlib.error)  # a file that is damaged, cut off or not to be opened
+UNREADABLE = (OSError, EOFError, zlib.error)  # errors for a file that is damaged, cut off or cannot be opened
 
 
 def open_bytes(path: Path) -> BinaryIO:
-    """A file for reading, unpacked if its name ends in .gz."""
+    """Open a file for reading; a file whose name ends in .gz is decompressed."""
     return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
 
 
@@ -43,21 +46,21 @@ def read_delimited(
     skip: int = 0,
     quoted: bool = True,
 ) -> Columns:
-    """Read the columns that are asked for.
+    """Read some columns of a text.
 
     Args:
-        content: a path (of a .gz file too), or the bytes themselves.
-        file: how messages call it.
+        content: a path (.gz is decompressed), or the bytes themselves.
+        file: the name of the file for messages.
         separator: one character.
         header: names of all columns, in their order.
-        columns: {role: name of its column}.
-        skip: lines before the first interaction: 1 where the header stands in the file.
-        quoted: whether a column may stand in double quotes, with separators and line ends inside.
+        columns: {role: name of its column} of the columns to read.
+        skip: number of lines before the first interaction; 1 if the file has a line of names.
+        quoted: whether a value may stand in double quotes, with separators and line ends inside.
 
     Raises:
-        ArgumentError: with file, line and column.
+        ArgumentError: the text is wrong; the error names the file, the line and the column.
     """
-    text = Text(content, file, separator, list(header), dict(columns), skip, quoted)
+    text = LineChecker(content, file, separator, list(header), dict(columns), skip, quoted)
     types = {name: pa.large_string() for role, name in columns.items() if role in ("user", "item", "split")}
     types |= {name: pa.float64() for role, name in columns.items() if role == "rating"}
     try:
@@ -77,10 +80,10 @@ def read_delimited(
     return Columns(arrays, text.columns, file, text.explain)
 
 
-class Text:
-    """A text again, line by line: slow, and only to say what is wrong and where.
+class LineChecker:
+    """Reads a text line by line to find out what is wrong with it, and where; slow, so used only after an error.
 
-    Args: as of `read_delimited`.
+    Args: those of `read_delimited`.
     """
 
     def __init__(
@@ -98,8 +101,8 @@ class Text:
         self.kind_of_time: str | None = None
 
     def explain(self) -> None:
-        """Raise an error for the first fault; return if there is none."""
-        with contextlib.closing(self._lines()) as lines:  # a fault leaves them in the middle of the file
+        """Raise an `ArgumentError` for the first fault; return if there is none."""
+        with contextlib.closing(self._lines()) as lines:  # closes the file also if a fault is found in its middle
             reader = csv.reader(
                 lines, delimiter=self.separator, quoting=csv.QUOTE_MINIMAL if self.quoted else csv.QUOTE_NONE
             )
@@ -123,7 +126,7 @@ class Text:
     def _fits(self, role: str, value: str) -> bool:
         if role == "time":
             kind = "number" if is_number(value) else "date" if is_date(value) else None
-            self.kind_of_time = self.kind_of_time or kind  # that of the first line
+            self.kind_of_time = self.kind_of_time or kind  # the first line decides; the others must be of its kind
             return kind is not None and kind == self.kind_of_time
         if role == "rating":
             return is_number(value)
@@ -148,8 +151,8 @@ class Text:
 
 
 def not_utf8(line: bytes, error: UnicodeDecodeError) -> str:
-    """What to say of bytes that are no text."""
-    guess = "UTF-16" if line.startswith(UTF16) else "perhaps Latin-1"
+    """The message for a line that is not UTF-8, with a guess of what it is."""
+    guess = "UTF-16" if line.startswith(UTF16_MARKS) else "perhaps Latin-1"
     return f"byte {error.start + 1} of the line is not UTF-8 ({guess}). Save the file as UTF-8."
 
 
@@ -162,7 +165,7 @@ def is_number(value: str) -> bool:
 
 
 def is_date(value: str) -> bool:
-    """Whether a text is a date, with or without a time."""
+    """Whether a text is a date in ISO format, with or without a time of day."""
     try:
         return bool(datetime.fromisoformat(value.replace("Z", "+00:00")))
     except ValueError:

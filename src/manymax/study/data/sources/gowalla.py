@@ -1,4 +1,4 @@
-"""Gowalla: the lists that NGCF and LightGCN are evaluated on, and the check-ins that they were made from."""
+"""Gowalla: the lists that NGCF and LightGCN were evaluated on, and the check-ins from which these lists were made."""
 
 from __future__ import annotations
 
@@ -14,34 +14,37 @@ from manymax.study.data.sources.base import File, Filters, Source
 from manymax.study.data.sources.columns import Columns
 from manymax.study.data.sources.delimited import read_delimited
 
-PARTS = ("train", "test")
-CHECKINS = re.compile(r".*checkins.*\.txt(\.gz)?", re.IGNORECASE)
-CHECKIN = ["user", "time", "latitude", "longitude", "item"]
-TERMS = "published by Stanford SNAP without a stated licence"
-CITATION = "Cho, Myers and Leskovec, KDD 2011; the split: Wang et al., NGCF, SIGIR 2019"
+LIST_PARTS = ("train", "test")  # the lists come without a validation part
+CHECKINS_FILE = re.compile(r".*checkins.*\.txt(\.gz)?", re.IGNORECASE)
+CHECKIN_COLUMNS = ["user", "time", "latitude", "longitude", "item"]
+GOWALLA_TERMS = "published by Stanford SNAP without a stated licence"
+GOWALLA_CITATION = "Cho, Myers and Leskovec, KDD 2011; the split: Wang et al., NGCF, SIGIR 2019"
 
 
 def find_lists(path: Path) -> list[Path] | None:
-    """train.txt and test.txt, if `path` is their folder or the first of them."""
+    """The files train.txt and test.txt, if `path` is their folder or train.txt."""
     folder = path if path.is_dir() else path.parent
     if path != folder and path.name != "train.txt":
         return None
-    paths = [folder / f"{part}.txt" for part in PARTS]
+    paths = [folder / f"{part}.txt" for part in LIST_PARTS]
     return paths if all(map(Path.is_file, paths)) else None
 
 
 def read_lists(paths: Sequence[Path]) -> Columns:
-    """Lines `user item item ...`, one file for training and one for test; the order of a list is that of time."""
+    """Read lines `user item item ...`, one file for training and one for test.
+
+    The items of a line are taken to be in time order: the time of an item is its place in the line.
+    """
     users, items, parts, times = [], [], [], []
-    for part, path in zip(PARTS, paths, strict=True):
+    for part, path in zip(LIST_PARTS, paths, strict=True):
         numbers, lengths = _read_lines(path)
         line_starts = np.cumsum(lengths) - lengths
-        listed = np.ones(len(numbers), dtype=bool)
-        listed[line_starts] = False
+        is_item = np.ones(len(numbers), dtype=bool)
+        is_item[line_starts] = False  # the first number of a line is the user
         users.append(np.repeat(numbers[line_starts], lengths - 1))
-        items.append(numbers[listed])
+        items.append(numbers[is_item])
         parts.append(np.full(len(items[-1]), part))
-        times.append((np.arange(len(numbers)) - np.repeat(line_starts, lengths) - 1)[listed])
+        times.append((np.arange(len(numbers)) - np.repeat(line_starts, lengths) - 1)[is_item])
     arrays = {"user": users, "item": items, "split": parts, "time": times}
     names = ("user", "item", "split", "time")
     return Columns(
@@ -53,7 +56,7 @@ def read_lists(paths: Sequence[Path]) -> Columns:
 
 
 def _read_lines(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """All numbers of a file, and how many each line has."""
+    """All numbers of a file, (n,), and how many numbers each line has; empty lines are skipped."""
     lines = [line.split() for line in path.read_bytes().splitlines()]
     lines = [words for words in lines if words]
     if not lines:
@@ -65,10 +68,11 @@ def _read_lines(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _is_number(word: bytes) -> bool:
-    return word.isdigit() and len(word) < 19  # 64 bits
+    return word.isdigit() and len(word) < 19  # up to 18 digits surely fit into 64 bits
 
 
 def _explain(path: Path) -> None:
+    """Raise an error for the first word of a file that is not a number."""
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         for place, word in enumerate(line.split(), 1):
             if not _is_number(word):
@@ -80,31 +84,31 @@ def _explain(path: Path) -> None:
 
 
 def find_checkins(path: Path) -> list[Path] | None:
-    """SNAP's file of check-ins, packed or not."""
-    return [path] if path.is_file() and CHECKINS.fullmatch(path.name) else None
+    """The file of check-ins as SNAP publishes it, compressed or not."""
+    return [path] if path.is_file() and CHECKINS_FILE.fullmatch(path.name) else None
 
 
 def read_checkins(paths: Sequence[Path]) -> Columns:
-    """Lines `user time latitude longitude place`, with tabs between."""
+    """Read lines `user time latitude longitude place`, separated by tabs."""
     (path,) = paths
     if path.stat().st_size == 0:
         raise ArgumentError(f"{path.name} is empty.")
     columns = {role: role for role in ("user", "item", "time")}
-    return read_delimited(path, path.name, "\t", CHECKIN, columns, quoted=False)
+    return read_delimited(path, path.name, "\t", CHECKIN_COLUMNS, columns, quoted=False)
 
 
-RELEASE = "https://raw.githubusercontent.com/gusye1234/LightGCN-PyTorch/947ca2b3b1d2d3545b114145710cb06c4e57b3d2/data"
+LISTS_URL = "https://raw.githubusercontent.com/gusye1234/LightGCN-PyTorch/947ca2b3b1d2d3545b114145710cb06c4e57b3d2/data"
 GOWALLA = Source(
     name="gowalla",
     title="Gowalla, 10-core with the split of NGCF and LightGCN: 29,858 users, 40,981 places (7 MB)",
     files=(
-        File(f"{RELEASE}/gowalla/train.txt", "train.txt", "git:a27782bd7a1d4d0744148dc0460ea94da74763f2"),
-        File(f"{RELEASE}/gowalla/test.txt", "test.txt", "git:9ed5af4b5d21511f33740b4e22e3852f45671800"),
+        File(f"{LISTS_URL}/gowalla/train.txt", "train.txt", "git:a27782bd7a1d4d0744148dc0460ea94da74763f2"),
+        File(f"{LISTS_URL}/gowalla/test.txt", "test.txt", "git:9ed5af4b5d21511f33740b4e22e3852f45671800"),
     ),
     read=read_lists,
     presets={"paper-table": Filters(), "paper-text": Filters(k_core=10)},
-    terms=TERMS,
-    citation=CITATION,
+    terms=GOWALLA_TERMS,
+    citation=GOWALLA_CITATION,
 )
 GOWALLA_CHECKINS = Source(
     name="gowalla-checkins",
@@ -114,6 +118,6 @@ GOWALLA_CHECKINS = Source(
     ),
     read=read_checkins,
     presets={"paper-text": Filters(k_core=10)},
-    terms=TERMS,
-    citation=CITATION,
+    terms=GOWALLA_TERMS,
+    citation=GOWALLA_CITATION,
 )
