@@ -93,12 +93,12 @@ def test_map_and_loss_of_a_batch_are_those_of_its_rows(case: Case, row: tuple[Te
 @pytest.mark.parametrize("case", cases())
 @settings(max_examples=25)
 @given(row=score_rows(), seed=st.integers(0, 100))
-def test_classes_have_no_order(case: Case, row: tuple[Tensor, Tensor], seed: int) -> None:
+def test_the_order_of_the_classes_does_not_matter(case: Case, row: tuple[Tensor, Tensor], seed: int) -> None:
     scores, target = row
-    order = torch.randperm(scores.shape[-1], generator=torch.Generator().manual_seed(seed))
-    moved = order.argsort()[target]
-    close(case.probs(scores[..., order], moved), case.probs(scores, target)[..., order])
-    close(case.loss(scores[..., order], moved), case.loss(scores, target))
+    permutation = torch.randperm(scores.shape[-1], generator=torch.Generator().manual_seed(seed))
+    moved = permutation.argsort()[target]
+    close(case.probs(scores[..., permutation], moved), case.probs(scores, target)[..., permutation])
+    close(case.loss(scores[..., permutation], moved), case.loss(scores, target))
 
 
 @pytest.mark.parametrize("case", cases())
@@ -122,7 +122,7 @@ def test_loss_and_gradient_are_finite_and_masked_classes_get_no_gradient(
 @pytest.mark.parametrize("case", cases())
 @settings(max_examples=25)
 @given(row=score_rows())
-def test_a_masked_class_is_as_good_as_gone(case: Case, row: tuple[Tensor, Tensor]) -> None:
+def test_a_masked_class_changes_nothing(case: Case, row: tuple[Tensor, Tensor]) -> None:
     scores, target = row
     wider = torch.cat([torch.full_like(scores[..., :1], -INF), scores, torch.full_like(scores[..., :2], -INF)], -1)
     close(case.probs(wider, target + 1)[..., 1 : scores.shape[-1] + 1], case.probs(scores, target))
@@ -228,7 +228,7 @@ EMPTY = [
 @pytest.mark.parametrize("multilabel", ["sum", "normalized"])
 def test_rows_without_a_positive_cost_nothing(case: Case, target: Tensor, multilabel: str) -> None:
     scores = normal(2, 4)
-    scores[0, 0] = -INF  # the class that may stand in for a missing id
+    scores[0, 0] = -INF  # padding is read as class 0 with weight 0: its score must not matter
     scores.requires_grad_()
     for reduction in ("none", "sum", "mean"):
         loss = case.loss(scores, target, reduction=reduction, multilabel=multilabel)

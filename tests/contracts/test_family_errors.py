@@ -14,7 +14,7 @@ from tests.exact import EXACT, INF, Case, cases, normal
 
 
 def refused(error: type[Exception], *words: str) -> Any:
-    """pytest.raises for one of our errors whose message has all of the words, in this order."""
+    """Expect an error of the package whose message has all of these words (patterns), in this order."""
     pattern = r"[\s\S]*".join(words)
     assert issubclass(error, ManymaxError)
     return pytest.raises(error, match=pattern)

@@ -18,12 +18,12 @@ def test_half_precision_is_float32_inside(case: Case, dtype: torch.dtype, num_cl
     probs, loss = case.probs(scores, target), case.loss(scores, target)
     (grad,) = torch.autograd.grad(loss, scores)
     assert probs.dtype == loss.dtype == grad.dtype == dtype
-    # one rounding at the end, none inside
+    # One rounding at the end, none before.
     torch.testing.assert_close(probs.double(), case.probs(wide, target).detach(), rtol=eps, atol=1e-7)
     torch.testing.assert_close(loss.double(), case.loss(wide, target).detach(), rtol=eps, atol=0)
     (expected,) = torch.autograd.grad(case.loss(wide, target), wide)
     torch.testing.assert_close(grad.double(), expected, rtol=eps, atol=1e-7)
-    # C rounded numbers, each off by at most half of eps times itself (or half of the smallest number)
+    # C rounded numbers, each wrong by at most eps / 2 times itself (or by half of the smallest number).
     slack = eps / 2 + num_classes * torch.finfo(dtype).smallest_normal * eps
     assert ((probs.detach().double().sum(-1) - 1).abs() <= slack + 1e-6).all()
 

@@ -18,6 +18,7 @@ def rows_of(t: Tensor, singles: Tensor) -> Tensor:
 
 
 def reduced(rows: Tensor, divisor: Tensor, reduction: str) -> Tensor:
+    """The losses of the rows after a reduction."""
     return {"none": rows, "sum": rows.sum(), "mean": rows.sum() / divisor.sum()}[reduction]
 
 
@@ -46,9 +47,9 @@ def test_a_grouped_batch_is_a_batch_of_pairs(case: Case, weight: Tensor | None, 
     rows, ids = MANY_HOT.nonzero(as_tuple=True)
     for reduction in ("mean", "sum"):
         together = case.loss(grouped, target, weight=weight, reduction=reduction)
-        apart = case.loss(paired[rows], ids, weight=weight, reduction=reduction)
-        close(together, apart)
-        close(torch.autograd.grad(together, grouped)[0], torch.autograd.grad(apart, paired)[0])
+        one_by_one = case.loss(paired[rows], ids, weight=weight, reduction=reduction)
+        close(together, one_by_one)
+        close(torch.autograd.grad(together, grouped)[0], torch.autograd.grad(one_by_one, paired)[0])
 
 
 @pytest.mark.parametrize("case", cases())
@@ -143,7 +144,7 @@ def test_normalized_is_the_fenchel_young_loss_or_the_mean_over_positives(
 
 @pytest.mark.parametrize("case", cases(foundation=True))
 def test_normalized_is_zero_exactly_when_the_map_equals_the_target(case: Case) -> None:
-    # scores of 0 for the positives and far below for the others: the map is uniform over the positives
+    # Scores of 0 for the positives and far below for the others: the map is uniform over the positives.
     for dtype in (torch.float64, torch.float32):
         scores = torch.where(MANY_HOT[:3], 0.0, -200.0).to(dtype).requires_grad_()
         loss = case.loss(scores, MANY_HOT[:3], multilabel="normalized", reduction="none")

@@ -1,4 +1,4 @@
-"""What every head does, asked of every row of the family: one interface, whichever loss is behind it."""
+"""What every head does, asked of every member and reference loss: one interface, whichever loss it computes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HAS_VECTORS = [member for member in ALL if member.kind != "tree"]
 TREES = [member for member in ALL if member.kind == "tree"]
 EXACT = [member for member in HAS_VECTORS if member.kind != "sampled"]
 SAMPLED = [member for member in HAS_VECTORS if member.kind == "sampled"]
-OPTIONS = {  # in torch's order
+OPTIONS = {  # keywords and defaults, in the order of torch's linear_cross_entropy
     "linear_bias": None,
     "weight": None,
     "reduction": "mean",
@@ -36,19 +36,22 @@ OPTIONS = {  # in torch's order
 
 
 def members(rows: list[Member]) -> Any:
+    """Run a test once for each of these members."""
     return pytest.mark.parametrize("member", rows, ids=lambda member: member.name)
 
 
 def function(member: Member) -> Callable[..., Tensor]:
+    """The head as a function: the public one, or a new one for a member that a test adds to the family."""
     return getattr(heads, f"linear_{member.name}_loss", None) or head_function(member)
 
 
 def module(member: Member) -> type[nn.Module]:
+    """The head as a module."""
     return head_class(member)
 
 
 def make_head(member: Member, in_features: int | None = DIM, **options: Any) -> Any:
-    """A head of the member with class vectors (or node vectors) of its own."""
+    """A head of the member, with class vectors (or node vectors) of its own unless `in_features` is None."""
     torch.manual_seed(0)
     if member.kind == "tree":
         return module(member)(in_features, C, manymax.HuffmanTree(torch.arange(1, C + 1)), **options)
@@ -103,7 +106,7 @@ def test_arguments_of_sampled_heads(member: Member) -> None:
     for setting in member.settings:
         assert ours[setting.name].default == setting.default
         assert setting.default == plain[setting.name].default or setting.start is not None
-    # what a plain sampled loss takes and the head does not is what the draw tells
+    # The head finds out by drawing what the plain sampled loss is told.
     assert set(plain) - set(ours) <= {"positive", "negative", "log_q_positive", "log_q_negative", "hits"}
     for name in ("linear_bias", "weight", "reduction", "ignore_index", "multilabel"):
         assert ours[name].default == OPTIONS[name]
@@ -155,7 +158,7 @@ def test_an_option_is_honoured_or_refused(member: Member) -> None:
             changed = make_head(member, options={name: value})
             loss, usual = (each(some_queries(5), some_labels(5)) for each in (changed, make_head(member)))
             loss.backward()
-            if name == "matmul":  # rounded products are seen in the loss
+            if name == "matmul":  # rounded products show in the loss
                 assert loss != usual
             if name == "sparse_grad":
                 assert any(parameter.grad.is_sparse for parameter in changed.parameters())
@@ -175,7 +178,8 @@ def test_the_old_name_of_sparse_gradients_works_with_a_warning(member: Member) -
 # A module is its function ------------------------------------------------------------------------
 
 
-SETTINGS: dict[str, dict[str, Any]] = {  # others than the defaults; elsewhere the last example of a record
+# Settings other than the defaults; a member that is not here is set to the last of its examples.
+SETTINGS: dict[str, dict[str, Any]] = {
     "entmax": {"alpha": 1.3},
     "taylor_softmax": {"order": 4},
     "sampled_softmax": {"correction": "partition", "hit_policy": "keep", "debias": "delta", "shared": True},
@@ -267,7 +271,7 @@ def test_the_vectors_start_like_those_of_a_linear_layer(member: Member) -> None:
 
 
 def train(head: Any, queries: nn.Parameter, target: Tensor, vectors: nn.Parameter | None) -> list[float]:
-    """Forty steps of a loop that does not know which loss it has; the losses of the steps."""
+    """The losses of forty steps of a training loop that does not know which loss it has."""
     parameters = [queries, *head.parameters(), *([] if vectors is None else [vectors])]
     optimizer, losses = torch.optim.Adam(parameters, lr=0.1), []
     for _ in range(40):
@@ -283,7 +287,7 @@ def train(head: Any, queries: nn.Parameter, target: Tensor, vectors: nn.Paramete
 @pytest.mark.parametrize("tied", [False, True], ids=["own", "tied"])
 @members(ALL)
 def test_a_training_loop_takes_any_head(member: Member, tied: bool, several: bool) -> None:
-    """The loss falls, and the positives it saw are ranked first afterwards."""
+    """The loss falls, and the positives that it was trained on are ranked first afterwards."""
     if tied and member.kind == "tree":
         pytest.skip("has no class vectors")
     head = make_head(member, None if tied else DIM)
@@ -301,7 +305,7 @@ def test_a_training_loop_takes_any_head(member: Member, tied: bool, several: boo
 
 @members(ALL)
 def test_topk_ranks_by_scores(member: Member) -> None:
-    """Or by log p, where p does not keep their order."""
+    """Or by log p, for a member whose p does not keep the order of the scores."""
     head, input = make_head(member), some_queries(2, 3)
     key = getattr(head, "ranking_key", None)
     scores = head.scores(input) if key is None else key(head.scores(input))
@@ -335,7 +339,7 @@ def test_a_training_loop_may_group_its_pairs(member: Member) -> None:
     groups, target = manymax.group_pairs(users, items)
     grouped = head(queries[groups], target)
     assert grouped.isfinite()
-    if member.kind != "sampled":  # its draws differ
+    if member.kind != "sampled":  # grouped pairs draw other negatives
         torch.testing.assert_close(grouped, head(queries[users], items))
 
 

@@ -23,23 +23,23 @@ TARGETS = {"id": IDS, "ids": LISTS, "bool": HOT, "float": ROWS}
 
 
 def targets(case: Case) -> dict[str, Tensor]:
-    """The kinds of target that the member takes."""
+    """The forms of target that the member takes, by name."""
     return {kind: target for kind, target in TARGETS.items() if kind != "float" or case.member.takes.float_rows}
 
 
 def modes(case: Case) -> list[dict[str, Any]]:
-    """Options that take different ways through the loss."""
+    """Options that lead through different code of the loss."""
     plain: list[dict[str, Any]] = [{}, {"weight": WEIGHT, "reduction": "none"}, {"multilabel": "normalized"}]
     return [*plain, {"label_smoothing": 0.2, "weight": WEIGHT}] if case.member.takes.smoothing else plain
 
 
 def generic(rows: int = 3, classes: int = 5) -> Tensor:
-    """Scores away from kinks, with classes in and out of the supports."""
+    """Scores away from the kinks of sparse maps, with classes inside and outside of the supports."""
     return normal(rows, classes, seed=2)
 
 
 def masked() -> Tensor:
-    """Scores with a masked class in every row that is no positive of any target above."""
+    """Scores with a sixth class that is masked in every row, and is no positive of any target above."""
     return torch.cat([generic(), torch.full((3, 1), -INF, dtype=torch.float64)], -1)
 
 
@@ -71,7 +71,8 @@ def test_derivatives_of_the_loss(case: Case, kind: str) -> None:
 
 @pytest.mark.parametrize("case", cases())
 def test_derivatives_in_long_rows(case: Case) -> None:
-    # a few directions in a row of 600 classes, peaked and flat; a whole numerical Jacobian would take a minute
+    # Rows of 600 classes take another way than short ones. Along one direction for each row, peaked, flat and in
+    # between: a whole numerical Jacobian would take a minute.
     directions = normal(3, 600, seed=7)
     base = torch.stack([normal(600, scale=2), normal(600, scale=1e-3), normal(600, scale=0.5)])
     target = torch.tensor([5, 100, 599])
@@ -81,14 +82,14 @@ def test_derivatives_in_long_rows(case: Case) -> None:
 
     x = torch.tensor([0.02, -0.01, 0.03], dtype=torch.float64, requires_grad=True)
     for function in (case.probs, case.loss):
-        picked = [5, 100, 599, int(base[0].argmax()), int(base[2].argmax())]
+        classes = [5, 100, 599, int(base[0].argmax()), int(base[2].argmax())]
 
-        def some(x: Tensor, function: Callable[..., Tensor] = function, picked: list[int] = picked) -> Tensor:
+        def at_classes(x: Tensor, function: Callable[..., Tensor] = function, classes: list[int] = classes) -> Tensor:
             value = function(along(x), target)
-            return value[..., picked] if value.ndim else value
+            return value[..., classes] if value.ndim else value
 
-        assert gradcheck(some, x)
-        assert gradgradcheck(some, x)
+        assert gradcheck(at_classes, x)
+        assert gradgradcheck(at_classes, x)
 
 
 @pytest.mark.parametrize("case", cases())
@@ -121,7 +122,7 @@ def test_second_derivatives_at_masked_classes_are_zero(case: Case) -> None:
 
 @pytest.mark.parametrize("case", cases())
 def test_two_backward_passes_agree(case: Case) -> None:
-    """The first-order path and the one that can be differentiated again give the same gradient."""
+    """The backward of first order and the one that can be differentiated again give the same gradient."""
     for classes in (5, 600):
         for target in (labels(3, num_classes=5), LISTS):
             scores = normal(3, classes, seed=3).requires_grad_()
@@ -201,7 +202,7 @@ def test_vmap_over_class_weights(case: Case) -> None:
 
 @pytest.mark.parametrize("case", cases())
 def test_gradients_of_constants_under_vmap(case: Case) -> None:
-    """Under a transform in a transform nothing shows that a gradient is wanted."""
+    """Class weights and float targets get their gradients in nested transforms, where `requires_grad` is False."""
 
     def total(weight: Tensor, target: Tensor) -> Tensor:
         rows = torch.vmap(lambda s, t: case.loss(s, t, weight=weight, reduction="sum"))(generic(), target)
@@ -273,7 +274,7 @@ def test_conjugate_and_omega_under_transforms(case: Case) -> None:
 
 @pytest.fixture
 def compiler() -> Iterator[Callable[..., Any]]:
-    """torch.compile with nothing remembered from other tests and without the warnings of its own machinery."""
+    """torch.compile with an empty cache of compiled functions, and without torch's own warnings."""
     torch._dynamo.reset()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

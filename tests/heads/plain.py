@@ -1,7 +1,7 @@
-"""The reference of the exact heads: the plain loss on the table of scores, in float64, by autograd.
+"""What the tests of heads compare with: the plain loss on the table of scores, in float64, by autograd.
 
 Queries and class vectors are small multiples of powers of two, so that every score is exact in float32 as well: a
-float32 head and its float64 reference then see the same scores, and only the arithmetic after them is compared.
+float32 head and the float64 plain loss then see the same scores, and only the arithmetic after them is compared.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from manymax.engine.options import read_options
 from manymax.heads import head_class, head_function
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
-REGIMES = ("wide", "thin", "mixed")
+REGIMES = ("wide", "thin", "mixed")  # how far scores are apart, and so how large supports are; see `make_problem`
 KINDS = ("ids", "padded ids", "bool rows", "float rows")
 DIM = 6
 
 
 @dataclass(frozen=True)
 class Case:
-    """An exact head and its plain loss, with one setting of both."""
+    """A head and its plain loss, with the same settings; `compiled` runs the head's native kernel."""
 
     member: Member
     setting: Mapping[str, Any] = field(default_factory=dict)
@@ -37,11 +37,13 @@ class Case:
 
     @property
     def function(self) -> Callable[..., Tensor]:
+        """The head as a function."""
         return head_function(self.member)
 
     def head(self, problem: Problem, target: Any, **options: Any) -> Tensor:
+        """The loss by the head."""
         honoured = head_class(self.member).honours
-        if "options" in options:  # what has no effect on a head is refused
+        if "options" in options:  # a head refuses options that have no effect on it: they are left out
             given = read_options(options["options"])
             options["options"] = {f.name: getattr(given, f.name) for f in fields(given) if f.name in honoured}
         if self.compiled:
@@ -55,15 +57,17 @@ class Case:
         )
 
     def plain(self, problem: Problem, target: Any, **options: Any) -> Tensor:
+        """The loss on the table of scores."""
         options.pop("options", None)
         return self.member.loss(problem.scores(), target, **{**self.setting, **options})
 
     def takes(self, kind: str, label_smoothing: float = 0.0) -> bool:
-        """Whether the member takes targets of this kind, and smoothing."""
+        """Whether the member takes targets of this kind with this smoothing."""
         rows = self.member.takes.float_rows or kind != "float rows"
         return rows and (self.member.takes.smoothing or not label_smoothing)
 
 
+# More settings than the examples of the members: the ways through a kernel depend on them.
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "entmax": [{"alpha": alpha} for alpha in (1, 1.05, 1.3, 1.5, 1.9, 2)],
     "taylor_softmax": [{"order": 2}, {"order": 4}],
@@ -74,9 +78,9 @@ CASES = [
     if member.kind in ("exact", "quadratic")
     for setting in SETTINGS.get(member.name, member.examples)
 ]
-no_compiler = pytest.mark.skipif(not compiled.available(), reason="no C++ compiler that works")
+needs_compiler = pytest.mark.skipif(not compiled.available(), reason="no C++ compiler that works")
 CASES += [
-    pytest.param(Case(FAMILY[name], setting, compiled=True), id=f"{name}-compiled", marks=no_compiler)
+    pytest.param(Case(FAMILY[name], setting, compiled=True), id=f"{name}-compiled", marks=needs_compiler)
     for name, setting in (("sparsemax", {}), ("entmax", {"alpha": 1.5}), ("rankmax", {}))
 ]
 
@@ -90,30 +94,33 @@ class Problem:
     linear_bias: Tensor | None = None
 
     def scores(self) -> Tensor:
+        """The table of scores, (..., C)."""
         scores = self.input @ self.linear_weight.T
         return scores if self.linear_bias is None else scores + self.linear_bias
 
     def leaves(self, dtype: torch.dtype = torch.float64) -> Problem:
-        """The same numbers as leaves that want a gradient."""
+        """The same numbers as leaves that require a gradient."""
         parts = (self.input, self.linear_weight, self.linear_bias)
         return Problem(*(None if p is None else p.detach().to(dtype).requires_grad_() for p in parts))  # type: ignore[arg-type]
 
     def parts(self) -> list[Tensor]:
+        """Queries, class vectors and, if there is one, the bias."""
         parts = (self.input, self.linear_weight, self.linear_bias)
         return [part for part in parts if part is not None]
 
 
 def numbers(*shape: int, generator: torch.Generator) -> Tensor:
-    """Eighths in [-1, 1]."""
+    """Random multiples of 1/8 in [-1, 1], whose products and sums float32 holds exactly."""
     return torch.randint(-8, 9, shape, generator=generator, dtype=torch.float64) / 8
 
 
 def make_problem(
     *batch: int, num_classes: int, regime: str = "mixed", bias: bool = True, masked: bool = False, seed: int = 0
 ) -> Problem:
-    """Scores about 0.01 apart ("wide": large supports), 1 ("near"), 15 ("thin"), or wide and thin in turn ("mixed").
+    """Queries, class vectors and bias whose scores differ as much as `regime` says.
 
-    `masked` gives the classes 3, 8, 13, ... a bias of -inf.
+    "wide" scores are about 0.01 apart, so that supports are large; "near" ones about 1; "thin" ones about 15, so that
+    supports are small; "mixed" rows are wide and thin in turn. `masked` gives classes 3, 8, 13, ... a bias of -inf.
     """
     random = torch.Generator().manual_seed(seed)
     input = numbers(*batch, DIM, generator=random)
@@ -128,7 +135,7 @@ def make_problem(
 
 
 def make_target(kind: str, *batch: int, num_classes: int, seed: int = 1) -> Tensor:
-    """A target of this kind that names no masked class; some rows are ignored, and padded ids repeat themselves."""
+    """A target of this kind that names no masked class; some rows are ignored, and some padded ids are repeated."""
     random = torch.Generator().manual_seed(seed)
     live = torch.arange(num_classes)[torch.arange(num_classes) % 5 != 3]
     pick = torch.randint(len(live), (*batch, 4), generator=random)
@@ -147,12 +154,15 @@ def make_target(kind: str, *batch: int, num_classes: int, seed: int = 1) -> Tens
 
 
 def class_weights(num_classes: int) -> Tensor:
-    """Positive but for class 1, whose positives do not count."""
+    """Class weights, all positive but that of class 1, whose positives do not count."""
     return torch.where(torch.arange(num_classes) == 1, 0.0, 0.5 + torch.arange(num_classes) % 4).double()
 
 
 def option_sets(num_classes: int, *, smoothing: bool, odd: bool) -> Iterator[dict[str, Any]]:
-    """Combinations of reduction, multilabel mode, smoothing and class weights: half of all, or the other half."""
+    """Combinations of reduction, multilabel mode, smoothing and class weights: the even half of them, or the odd one.
+
+    Two calls with different dtypes cover all combinations at half the time.
+    """
     choices = (
         ("mean", "sum", "none"),
         ("sum", "normalized"),
@@ -166,7 +176,7 @@ def option_sets(num_classes: int, *, smoothing: bool, odd: bool) -> Iterator[dic
 
 
 def upstream(value: Tensor) -> Tensor:
-    """What comes from above: for rows a different factor each, of both signs and some 0; else 1.5."""
+    """The gradient from above: 1.5 for a scalar, and for rows a different factor each, of both signs and some 0."""
     if value.ndim == 0:
         return torch.full_like(value, 1.5)
     factors = torch.arange(value.numel(), dtype=value.dtype) % 5 - 1.5
@@ -183,9 +193,9 @@ def value_and_gradients(
 
 
 def agree(actual: list[Tensor], expected: list[Tensor], tolerance: float, what: object = "", unit: float = 1.0) -> None:
-    """Every pair differs by at most `tolerance` times the largest entry, and a twentieth of that in the `unit`.
+    """Fail unless every pair differs by at most tolerance x (largest entry + unit / 20).
 
-    A gradient is a sum of differences p - t of numbers near 1, times the queries: their size is the unit.
+    A gradient is a sum of differences p - t of numbers near 1, times the queries: the unit is the size of the queries.
     """
     names = ("value", "input", "linear_weight", "linear_bias or other", "other")
     for name, ours, theirs in zip(names, actual, expected, strict=False):
@@ -201,7 +211,7 @@ def agree(actual: list[Tensor], expected: list[Tensor], tolerance: float, what: 
 def compare(
     case: Case, problem: Problem, target: Any, *, dtype: torch.dtype = torch.float64, **options: Any
 ) -> list[Tensor]:
-    """Hold the head in `dtype` to the plain loss in float64, value and gradients; returns the head's."""
+    """Compare the head in `dtype` with the plain loss in float64, value and gradients; returns those of the head."""
     expected = value_and_gradients(case.plain, problem.leaves(), target, **options)
     if options.get("weight") is not None:
         options = {**options, "weight": options["weight"].to(dtype)}

@@ -1,4 +1,4 @@
-"""Arguments that a head refuses, and options that change nothing but its cost."""
+"""Arguments that heads refuse, and options that change nothing but time and memory."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ C, ROWS = 40, 8
 
 
 def call(case: Case, **changes: Any) -> Any:
+    """Call a head with good arguments, some of them replaced."""
     problem = make_problem(ROWS, num_classes=C)
     arguments = {
         "input": problem.input,
@@ -99,7 +100,7 @@ def test_wrong_arguments_are_named(changes: dict[str, Any], error: type[Exceptio
 
 
 def test_what_a_member_does_not_take() -> None:
-    """As the plain losses say."""
+    """The head refuses what the plain loss refuses."""
     rankmax = Case(manymax.FAMILY["rankmax"])
     with pytest.raises(ArgumentTypeError, match="`target` of rankmax must be ids or bool rows"):
         call(rankmax, target=make_target("float rows", ROWS, num_classes=C))
@@ -136,7 +137,7 @@ def test_options_change_nothing_but_the_cost(case: Case) -> None:
 
 
 def test_dtypes_of_vectors_and_bias_may_differ_from_the_queries() -> None:
-    """The queries say which arithmetic; every gradient comes in the dtype of its argument."""
+    """The dtype of the queries is that of the arithmetic; every gradient has the dtype of its argument."""
     problem, target = make_problem(ROWS, num_classes=C), make_target("ids", ROWS, num_classes=C)
     for case in (case.values[0] for case in CASES):
         expected = value_and_gradients(case.plain, problem.leaves(), target)
@@ -153,7 +154,7 @@ def test_dtypes_of_vectors_and_bias_may_differ_from_the_queries() -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_constant_that_wants_a_gradient_gets_it_or_is_refused(case: Case) -> None:
-    """Blocks have no gradient for targets and class weights; RG, which is plain autograd, has. Never silently none."""
+    """Blocks give no gradient to targets and class weights; RG, by plain autograd, does. None is silently missing."""
     problem = make_problem(ROWS, num_classes=C)
     constants = {"weight": class_weights(C).requires_grad_()}
     if case.member.takes.float_rows:
@@ -180,7 +181,7 @@ def test_a_grouped_target_that_wants_a_gradient_is_refused() -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_no_positives_at_all(case: Case) -> None:
-    """Padded ids without a column."""
+    """Padded ids (N, 0), without a column."""
     assert call(case, target=torch.zeros(ROWS, 0, dtype=torch.long)) == 0
 
 

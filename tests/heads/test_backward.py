@@ -1,4 +1,4 @@
-"""How gradients come: row-sparse, a second time, in half precision, the same in every run."""
+"""Gradients of heads: row-sparse ones, second backwards, half precision, and the same bits in every run."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ SPARSE = ("sparsemax", "entmax-1.3", "entmax-1.5", "entmax-1.9", "entmax-2", "ra
 
 
 def raw_gradients(case: Case, problem: Problem, target: Any, **options: Any) -> list[Tensor]:
+    """The gradients as they come, sparse ones too."""
     value = case.head(problem, target, **options)
     return list(torch.autograd.grad(value, problem.parts(), upstream(value)))
 
@@ -108,7 +109,7 @@ def test_a_second_backward_says_what_to_do(case: Case, reduction: str) -> None:
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("case", CASES)
 def test_a_second_backward_works_if_asked_for(case: Case, reduction: str, sparse_grad: bool) -> None:
-    """With another factor from above, and what the first one gave is left as it was; rows compute themselves again."""
+    """With another factor from above; the gradients that the first backward gave stay as they were."""
     problem = make_problem(12, num_classes=40, regime="thin").leaves()
     options = {"retain_graph": True, "sparse_grad": sparse_grad}
     value = case.head(problem, make_target("ids", 12, num_classes=40), reduction=reduction, options=options)
@@ -124,7 +125,7 @@ def test_a_second_backward_works_if_asked_for(case: Case, reduction: str, sparse
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("case", BLOCKED)
 def test_second_derivatives_are_refused(case: Case, reduction: str) -> None:
-    """Not silently taken for 0."""
+    """An error, and not a gradient that autograd silently takes for a constant."""
     problem = make_problem(12, num_classes=40).leaves()
     value = case.head(problem, make_target("ids", 12, num_classes=40), reduction=reduction).sum()
     with pytest.raises(ManymaxError, match=r"no second derivatives.*create_graph.*plain loss"):
@@ -173,7 +174,7 @@ ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 @pytest.mark.parametrize("half", HALVES, ids=str)
 @pytest.mark.parametrize("case", CASES)
 def test_half_precision_comes_back_as_it_came(case: Case, half: torch.dtype) -> None:
-    """All arithmetic is in float32: what is lost is the rounding of the results."""
+    """All arithmetic is in float32: only the results are rounded."""
     problem = make_problem(12, num_classes=C, regime="near")
     rounded = Problem(*(part.to(half).double() for part in problem.parts()))
     for reduction, sparse_grad in itertools.product(("mean", "none"), (False, True)):
@@ -188,7 +189,7 @@ def test_half_precision_comes_back_as_it_came(case: Case, half: torch.dtype) -> 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("case", CASES)
 def test_autocast_computes_in_float32(case: Case, reduction: str) -> None:
-    """The loss is float32 and exact to its rounding, also where the backward runs under autocast."""
+    """The loss is float32 and right to its rounding, even if the backward runs under autocast."""
     problem, target = make_problem(12, num_classes=C, regime="near"), make_target("padded ids", 12, num_classes=C)
     label_smoothing = 0.25 if case.member.takes.smoothing else 0.0
     options = {"reduction": reduction, "label_smoothing": label_smoothing}
@@ -238,7 +239,7 @@ def test_sampled_heads_compute_in_float32(loss: str) -> None:
 
 @pytest.mark.parametrize("case", BLOCKED)
 def test_bf16_matmuls_change_the_loss_by_less_than_1e_4(case: Case) -> None:
-    """The scores are rounded, everything else is in float32. A sparse map rests on fewer scores: it sees more of it."""
+    """The scores are rounded, everything else is in float32. A sparse map averages over fewer scores."""
     random = torch.Generator().manual_seed(0)
     vectors, bias = torch.randn(C, 16, generator=random), torch.randn(C, generator=random) / 4
     problem = Problem(torch.randn(512, 16, generator=random) / 4, vectors, bias)
@@ -250,7 +251,7 @@ def test_bf16_matmuls_change_the_loss_by_less_than_1e_4(case: Case) -> None:
     assert abs(actual[0] / expected[0] - 1) < (3e-4 if few else 1e-4)
     for ours, theirs in zip(actual[1:], expected[1:], strict=True):
         assert ours.dtype == torch.float32
-        assert (ours - theirs).norm() < 0.05 * theirs.norm()  # that of rankmax jumps at its cuts
+        assert (ours - theirs).norm() < 0.05 * theirs.norm()  # rankmax's gradient jumps at its cuts
 
 
 # The same in every run ---------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The compiled path beside what the contract tests of all heads say of it: how it is made, and where not."""
+"""The native back end, beside what the tests of all heads ask of it: how it is compiled, cached and refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 import manymax
 from manymax.engine import native as compiled
 from manymax.errors import ManymaxError
-from tests.heads.plain import no_compiler
+from tests.heads.plain import needs_compiler
 
 SPARSE = {
     "sparsemax": manymax.linear_sparsemax_loss,
@@ -24,7 +24,7 @@ SPARSE = {
 
 @pytest.fixture
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A cache of its own, with nothing loaded."""
+    """An empty cache folder, with no library loaded."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     compiled.library.cache_clear()
     yield tmp_path / "manymax"
@@ -32,6 +32,7 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def gradients(name: str, scale: float, classes: int, positives: int = 3, **options: object) -> list[torch.Tensor]:
+    """The loss and its gradients in queries and class vectors; larger scales have smaller supports."""
     random = torch.Generator().manual_seed(classes)
     queries, vectors = (torch.randn(n, 8, generator=random) for n in (40, classes))
     leaves = (scale * queries).requires_grad_(), vectors.requires_grad_()
@@ -41,24 +42,25 @@ def gradients(name: str, scale: float, classes: int, positives: int = 3, **optio
     return [loss.detach(), *torch.autograd.grad(loss, leaves)]
 
 
-@no_compiler
+@needs_compiler
 @pytest.mark.parametrize("name", SPARSE)
 @pytest.mark.parametrize("scale", [0.01, 0.3, 3.0])
 @pytest.mark.parametrize("classes", [17, 1000, 5000])
 def test_rows_of_every_kind(name: str, scale: float, classes: int) -> None:
-    """Supports of a few classes, of some in a hundred and of all; float32 and several threads."""
-    agree(name, scale, classes)
+    """Supports of a few classes, of a few percent and of all classes; in float32 and on several threads."""
+    compiled_agrees(name, scale, classes)
 
 
-@no_compiler
+@needs_compiler
 @pytest.mark.parametrize("scale", [0.01, 0.3, 1.0])
 @pytest.mark.parametrize("positives", [1, 2, 16, 44, 60, 90])
 def test_rankmax_with_many_positives(positives: int, scale: float) -> None:
-    """Up to 32 of a row by passes, more by search; about a third of them are padding."""
-    agree("rankmax", scale, 3000, positives)
+    """Up to 32 positives of a row take a pass each, more take one search; about a third of them are padding."""
+    compiled_agrees("rankmax", scale, 3000, positives)
 
 
-def agree(name: str, scale: float, classes: int, positives: int = 3) -> None:
+def compiled_agrees(name: str, scale: float, classes: int, positives: int = 3) -> None:
+    """Fail unless loss and gradients of the native kernel are those of the plain torch kernel."""
     expected = gradients(name, scale, classes, positives)
     torch.set_num_threads(2)
     try:
@@ -69,7 +71,7 @@ def agree(name: str, scale: float, classes: int, positives: int = 3) -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-6 * float(other.abs().max()))
 
 
-@no_compiler
+@needs_compiler
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("name", SPARSE)
 def test_scores_that_are_no_numbers_are_refused(name: str, bad: float) -> None:
@@ -91,7 +93,7 @@ def test_without_a_compiler_it_says_so(fresh: Path, monkeypatch: pytest.MonkeyPa
     gradients("sparsemax", 1.0, 20)  # and nothing else needs one
 
 
-@no_compiler
+@needs_compiler
 def test_it_is_compiled_once(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     real = subprocess.run
@@ -103,7 +105,7 @@ def test_it_is_compiled_once(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert len(list(fresh.iterdir())) == 1
 
 
-@no_compiler
+@needs_compiler
 def test_what_does_not_compile_leaves_nothing(fresh: Path, tmp_path: Path) -> None:
     broken = tmp_path / "rows.cpp"
     broken.write_text("int main( {", encoding="utf-8")
@@ -112,7 +114,7 @@ def test_what_does_not_compile_leaves_nothing(fresh: Path, tmp_path: Path) -> No
     assert list(fresh.iterdir()) == []
 
 
-@no_compiler
+@needs_compiler
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="no such rights here")
 def test_a_cache_that_others_can_write_to_is_not_used(fresh: Path) -> None:
     fresh.mkdir(mode=0o700)

@@ -40,7 +40,7 @@ SMOOTH = [case for case in CASES if case.values[0].member.takes.smoothing]
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("case", CASES)
 def test_every_option_of_the_plain_loss(case: Case, kind: str, dtype: torch.dtype) -> None:
-    """Supports of both kinds in a block, masked classes, ignored rows, batch dimensions, a class without weight."""
+    """With small and large supports in a block, masked classes, ignored rows, batch dimensions, a class of weight 0."""
     if not case.takes(kind):
         pytest.skip("the plain loss takes no such target")
     problem = make_problem(3, 4, num_classes=301, masked=True)
@@ -61,7 +61,7 @@ def test_thin_and_wide_supports_in_blocks_of_any_size(case: Case, regime: str, d
 
 @pytest.mark.parametrize("alpha", [1.3, 1.5, 2.0])
 def test_the_regimes_are_what_they_say(alpha: float) -> None:
-    """Otherwise the tests above would see only one of the two ways to compute a row."""
+    """Otherwise the tests above would cover only one of the two ways to compute a row."""
     few = {}
     for regime in REGIMES:
         scores = make_problem(20, num_classes=1003, regime=regime).scores()
@@ -93,7 +93,7 @@ def test_a_little_smoothing_and_nothing_but_smoothing(case: Case, label_smoothin
 
 @pytest.mark.parametrize("order", [2, 4, 6, 8, 12, 20])
 def test_taylor_orders(order: int) -> None:
-    """The higher the order the more its terms cancel below 0, which costs float32 its digits: scores down to -10."""
+    """Scores down to -10: the higher the order, the more its terms cancel below 0, which costs float32 digits."""
     case = Case(manymax.FAMILY["taylor_softmax"], {"order": order})
     problem = make_problem(12, num_classes=60, regime="near", masked=True)
     problem = Problem(problem.input * 4, problem.linear_weight, problem.linear_bias)
@@ -137,7 +137,7 @@ def test_any_combination(data: st.DataObject) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("alpha", [1.05, 1.3, 1.5, 1.9, 2.0])
 def test_gradient_in_alpha(alpha: float, dtype: torch.dtype) -> None:
-    """Alpha as a tensor that is learned: it has the fourth gradient."""
+    """Alpha as a learned tensor, whose gradient comes after those of queries, class vectors and bias."""
     problem = make_problem(3, 4, num_classes=301, masked=True)
     for kind, options in zip(
         itertools.cycle(KINDS), option_sets(301, smoothing=True, odd=dtype == torch.float32), strict=False
@@ -145,18 +145,18 @@ def test_gradient_in_alpha(alpha: float, dtype: torch.dtype) -> None:
         target = make_target(kind, 3, 4, num_classes=301)
         results = []
         for function, kept in (("head", dtype), ("plain", torch.float64)):
-            # the number that both see is that of the narrower dtype
+            # Rounded to `dtype` first, so that head and plain loss see the same number.
             leaf = torch.tensor(alpha, dtype=dtype).to(kept).requires_grad_()
             case = Case(manymax.FAMILY["entmax"], {"alpha": leaf})
             loss = getattr(case, function)
             results.append(value_and_gradients(loss, problem.leaves(kept), target, extra=(leaf,), **options))
-        # rows of both signs cancel, so the sum has fewer digits than its terms
+        # Rows of both signs cancel: the sum has fewer correct digits than its terms.
         agree(*results, 10 * TOLERANCE[dtype], (kind, options))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_alphas_between_softmax_and_entmax(dtype: torch.dtype) -> None:
-    """Where p = u^(1 / (alpha - 1)) leaves the range of the dtype long before u does; with masked classes."""
+    """With a large power in p = u^(1 / (alpha - 1)), p leaves the range of the dtype long before u does."""
     problem, target = make_problem(12, num_classes=301, masked=True), make_target("ids", 12, num_classes=301)
     for alpha in (1.0001, 1.01, 1.03, 1.045, 1.1, 1.13, 1.17, 1.21, 1.24, 1.25):
         compare(Case(manymax.FAMILY["entmax"], {"alpha": alpha}), problem, target, dtype=dtype)
@@ -233,7 +233,7 @@ def test_rows_that_are_all_ignored_give_zero(case: Case, reduction: str) -> None
 @pytest.mark.parametrize("num_classes", [48, 301])
 @pytest.mark.parametrize("case", CASES)
 def test_strided_arguments(case: Case, num_classes: int) -> None:
-    """Transposed vectors, every second query, an expanded bias; 48 classes need no padding, so nothing is copied."""
+    """Transposed vectors, every second query, an expanded bias; 48 classes need no padding, 301 do."""
     problem = make_problem(20, num_classes=num_classes)
     strided = Problem(
         problem.input.repeat_interleave(2, 0)[::2],
@@ -271,7 +271,7 @@ def test_without_gradients_the_value_is_the_same(case: Case) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_by_differences(case: Case) -> None:
-    """Next to the exact scores of `make_problem`, because those may sit on a kink of sparsemax or a cut of rankmax."""
+    """At scores near those of `make_problem`, which may be at a kink of sparsemax or at a cut of rankmax themselves."""
     random = torch.Generator().manual_seed(0)
     problem = make_problem(3, num_classes=6, seed=3).leaves()
     parts = [part.detach() + torch.rand(part.shape, generator=random) / 9 for part in problem.parts()]

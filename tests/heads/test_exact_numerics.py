@@ -80,7 +80,7 @@ def test_masked_classes_get_no_gradient(case: Case) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_where_values_cannot_be_looked_at(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a device whose values the host does not wait for: nothing is checked, and everything else is the same."""
+    """As on a GPU, where looking at values would make the host wait: no checks, and the same results."""
     for module in ("engine.linear", "engine.row_target", "members.rg.kernel"):
         monkeypatch.setattr(f"manymax.{module}.visible", lambda *_: False, raising=False)
     problem = make_problem(12, num_classes=60, masked=True)
@@ -97,7 +97,7 @@ def test_where_values_cannot_be_looked_at(case: Case, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("case", CASES)
 def test_nan_and_infinite_scores_are_refused(case: Case, reduction: str) -> None:
-    """In rows that count and in rows that do not, as by the plain loss."""
+    """In rows that count and in ignored rows, as the plain loss refuses them."""
     for value, label in itertools.product((torch.nan, torch.inf), (3, -100)):
         problem = make_problem(8, num_classes=40)
         problem.input[5, 0] = value

@@ -1,4 +1,4 @@
-"""Pairs grouped by their row: the same loss and gradients as the batch of pairs, with each row of scores once."""
+"""Pairs grouped by row: loss and gradients of the batch of pairs, with the scores of each row computed once."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ PAIRS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 6)), max_size=30)
 
 
 def some_pairs(num_pairs: int = 60, num_rows: int = 9) -> tuple[Tensor, Tensor]:
-    """Rows and classes of pairs, unordered, with repeated pairs and a row that is in none."""
+    """Rows and classes of pairs, unsorted, with repeated pairs and a row that is in no pair."""
     random = torch.Generator().manual_seed(2)
     rows = torch.randint(num_rows, (num_pairs,), generator=random)
     rows[rows == 4] = 3
     classes = torch.randint(C, (num_pairs,), generator=random)
     rows, classes = torch.cat([rows, rows[:20], rows[:5]]), torch.cat([classes, classes[:20], classes[:5]])
-    order = torch.randperm(len(rows), generator=random)
-    return rows[order], classes[order]
+    permutation = torch.randperm(len(rows), generator=random)
+    return rows[permutation], classes[permutation]
 
 
 @given(pairs=PAIRS)
@@ -101,13 +101,13 @@ def test_the_losses_of_groups_are_sums_over_their_pairs(case: Case) -> None:
     agree([case.head(queries, target, reduction="none")], [expected], 1e-10)
     each = torch.bincount(rows)[groups]
     options = {"reduction": "none", "multilabel": "normalized"}
-    if case.member.foundation is None:  # otherwise Omega is added, which a batch of pairs knows nothing of
+    if case.member.foundation is None:  # otherwise Omega(t / |t|) is added, which a batch of pairs does not have
         agree([case.head(queries, target, **options)], [expected / each], 1e-10)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_group_is_a_row_with_several_positives(case: Case) -> None:
-    """Without repeated pairs it is what padded ids are, in either multilabel mode."""
+    """Without repeated pairs a grouped target is the same as padded ids, in both multilabel modes."""
     problem, padded = make_problem(9, num_classes=C), make_target("padded ids", 9, num_classes=C)
     rows, column = (padded[:, :-1] != -100).nonzero(as_tuple=True)
     groups, target = manymax.group_pairs(rows, padded[rows, column])
@@ -120,17 +120,17 @@ def test_a_group_is_a_row_with_several_positives(case: Case) -> None:
 
 @pytest.mark.parametrize("loss", ["sampled_softmax", "nce"])
 def test_a_grouped_batch_of_a_sampled_head(loss: str) -> None:
-    """With negatives that all rows share, the draws are the same however the pairs are ordered."""
+    """With negatives that all rows share, the draws do not depend on the order of the pairs."""
     function = getattr(manymax, f"linear_{loss}_loss")
     problem = make_problem(9, num_classes=C)
     rows, classes = some_pairs()
     groups, target = manymax.group_pairs(rows, classes)
     sampler = manymax.samplers.LogUniformSampler(C)
     results = []
-    for order, positives in ((rows, classes), (groups, target)):
+    for queries, positives in ((rows, classes), (groups, target)):
         leaves = problem.leaves()
         value = function(
-            leaves.input[order],
+            leaves.input[queries],
             leaves.linear_weight,
             positives,
             sampler,

@@ -1,4 +1,4 @@
-"""Rankmax with several positives a row: a pass for each of them, or one search for the place of every score."""
+"""Rankmax with several positives per row: by a pass for each of them, or by one search for the place of every score."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ C, ROWS = 301, 24
 
 @pytest.fixture(params=["passes", "buckets"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both ways, a few rows at a time, however many positives there are."""
+    """Every test runs both ways, a few rows at a time, however many positives there are."""
     monkeypatch.setattr(kernels, "MOST_PASSES", 100 if request.param == "passes" else 1)
     monkeypatch.setattr(kernels, "PIECE", 5 * 304)
     return str(request.param)
 
 
 def ragged(most: int, num_classes: int = C) -> Tensor:
-    """From no positive to `most`, in no order, with what pads them anywhere."""
+    """Padded ids (ROWS, most): from no positive to `most` in a row, unsorted, with padding at any place."""
     random = torch.Generator().manual_seed(3)
     ids = torch.rand(ROWS, num_classes, generator=random).argsort(1)[:, :most]
     count = torch.randint(0, most + 1, (ROWS, 1), generator=random)
@@ -45,7 +45,7 @@ def test_rows_of_different_numbers_of_positives(most: int, regime: str, dtype: t
 
 
 def test_equal_scores_and_repeated_pairs() -> None:
-    """Positives that tie, with each other and with the rest; a pair counts as often as it occurs."""
+    """Positives that tie with each other and with all other classes; a pair counts as often as it occurs."""
     problem = Problem(torch.ones(2, 1, dtype=torch.float64), torch.zeros(64, 1, dtype=torch.float64))
     rows, classes = torch.tensor([0, 0, 0, 1, 1]), torch.tensor([5, 5, 9, 5, 2])
     groups, target = manymax.group_pairs(rows, classes)
@@ -61,7 +61,7 @@ def test_equal_scores_and_repeated_pairs() -> None:
 
 @pytest.mark.parametrize("spread", [1 / 64, 1.0, 64.0])
 def test_an_offset_of_all_scores_costs_no_digits(spread: float) -> None:
-    """A bias of 2^22, beside which quarters are the last digits of float32."""
+    """A bias of 2^22, at which float32 numbers are half a unit apart, so that integer scores stay exact."""
     problem = make_problem(ROWS, num_classes=C, regime="near", bias=True)
     scores = (problem.scores() * spread).round(decimals=0)
     shifted = Problem(torch.eye(ROWS, dtype=torch.float64), scores.T.contiguous(), torch.full((C,), 2.0**22).double())

@@ -1,4 +1,4 @@
-"""Never a table of rows times classes: the largest storage that a head makes, counted and not measured."""
+"""No head makes a (rows, classes) table: the largest storage of a step is counted, operation by operation."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import manymax
 from tests.heads.plain import CASES, Case, Problem, agree, make_problem, upstream, value_and_gradients
 
 ROWS, C, DIM, BLOCK_ROWS = 300, 1003, 6, 8
-LIMIT = BLOCK_ROWS * 1008  # numbers, in classes padded to a multiple of 16; as many as 26 N or 8 C
+LIMIT = BLOCK_ROWS * 1008  # numbers in a block, classes padded to a multiple of 16: 8 C, where the table has 300 C
 
 
 class Largest(TorchDispatchMode):
-    """The largest storage that any operation returned, in numbers; those of the arguments do not count."""
+    """Records the largest storage that any operation returned, in numbers; storages of `arguments` do not count."""
 
     def __init__(self, *arguments: Tensor) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Largest(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         for result in out if isinstance(out, tuple | list) else (out,):
             if isinstance(result, Tensor) and result.layout == torch.sparse_csr:
-                result = result.values()  # as many as its places
+                result = result.values()  # a sparse matrix has as many numbers as entries
             if isinstance(result, Tensor) and not result.is_sparse:
                 size = result.untyped_storage().nbytes() // result.element_size()
                 if size > self.size and result.untyped_storage().data_ptr() not in self.given:
@@ -37,7 +37,7 @@ class Largest(TorchDispatchMode):
 
 
 def largest_of_a_step(case: Case, problem: Problem, target: Any, **options: Any) -> Largest:
-    """Of a step that is also right: lists of entries are let go and added up in parts."""
+    """The largest storage of a step, whose result is checked too: entries are summed in parts, none may get lost."""
     expected = value_and_gradients(case.plain, problem.leaves(), target, **options)
     leaves = problem.leaves(torch.float32)
     with Largest() as largest:
@@ -68,7 +68,7 @@ def test_a_step_makes_nothing_larger_than_a_block(
 @pytest.mark.parametrize("sparse_grad", [False, True])
 @pytest.mark.parametrize("case", CASES)
 def test_supports_as_large_as_the_thin_way_takes_them(case: Case, sparse_grad: bool) -> None:
-    """30 equal best classes in every row: few enough to be listed, too many to keep the lists of all rows."""
+    """30 equal best classes in every row: few enough to be listed as entries, too many to keep those of all rows."""
     best = (torch.arange(2)[:, None] + 63 * torch.arange(15)).flatten()  # all in two of the 63 groups of classes
     weight = torch.zeros(C, DIM, dtype=torch.float64)
     weight[best, 0] = 1.0
@@ -81,7 +81,7 @@ def test_supports_as_large_as_the_thin_way_takes_them(case: Case, sparse_grad: b
 
 @pytest.mark.parametrize("case", CASES)
 def test_many_positives_in_a_row(case: Case) -> None:
-    """At the top of the scores, where rankmax lists what is above each of them, and anywhere."""
+    """Positives at the top of the scores, where rankmax lists the classes above each, and positives anywhere."""
     problem = make_problem(24, num_classes=C, regime="thin")
     for target in (problem.scores().topk(30).indices, torch.arange(24 * 30).view(24, 30)):
         largest = largest_of_a_step(case, problem, target, options={"block_rows": BLOCK_ROWS})
@@ -89,7 +89,7 @@ def test_many_positives_in_a_row(case: Case) -> None:
 
 
 def test_the_default_block_follows_from_the_number_of_classes() -> None:
-    """About 2^23 scores at a time, between 64 and 1024 rows, and nothing of the machine in it."""
+    """About 2^23 scores at a time, between 64 and 1024 rows, on every machine."""
     options = manymax.HeadOptions()
     for num_classes, rows in ((16, 1024), (4096, 1024), (40_992, 192), (200_000, 64), (1_000_000, 64)):
         assert options.rows(num_classes) == rows
@@ -100,7 +100,7 @@ def test_the_default_block_follows_from_the_number_of_classes() -> None:
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("loss", ["sampled_softmax", "nce"])
 def test_a_sampled_step_touches_no_table_of_all_classes(loss: str, shared: bool) -> None:
-    """With row-sparse gradients nothing grows with C, and vectors of the draws are not even copied for the scores."""
+    """With row-sparse gradients nothing grows with C, and the scores do not even copy the drawn class vectors."""
     num_classes, dim, rows, k = 100_000, 32, 256, 200
     weight = torch.randn(num_classes, dim, requires_grad=True)
     input = torch.randn(rows, dim, requires_grad=True)

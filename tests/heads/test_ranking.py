@@ -14,7 +14,7 @@ from torch import Tensor
 import manymax
 from tests.heads.plain import Problem, make_problem
 
-# (C, k): every class, the plain way (few groups for k), and the way through groups of 16
+# (C, k) for all classes, for a plain topk (too few groups of 16 for k), and for the way through groups of 16.
 SIZES = [
     (1, 1),
     (5, 5),
@@ -31,13 +31,13 @@ SIZES = [
 
 
 def some_ids(*batch: int, num_classes: int, most: int, seed: int = 4) -> Tensor:
-    """Ids to exclude, repeated, unordered, padded with -100."""
+    """Ids to exclude: unsorted, some of them repeated, padded with -100."""
     random = torch.Generator().manual_seed(seed)
     ids = torch.randint(num_classes, (*batch, most), generator=random)
     return torch.where(torch.rand(*batch, most, generator=random) < 0.3, -100, ids)
 
 
-def left_over(scores: Tensor, exclude: Tensor | None) -> Tensor:
+def without_excluded(scores: Tensor, exclude: Tensor | None) -> Tensor:
     """The scores with -inf at the excluded ids, one row at a time."""
     rows = scores.reshape(-1, scores.shape[-1]).clone()
     if exclude is not None:
@@ -47,12 +47,12 @@ def left_over(scores: Tensor, exclude: Tensor | None) -> Tensor:
 
 
 def check(problem: Problem, k: int, exclude: Tensor | None = None, **options: Any) -> None:
-    """Values of a full sort, ids that have these scores, none twice and none that was excluded."""
+    """Fail unless values are those of a full sort, and ids have these scores, are not excluded and not repeated."""
     values, ids = manymax.linear_topk(
         problem.input, problem.linear_weight, k, linear_bias=problem.linear_bias, exclude=exclude, **options
     )
     assert values.shape == ids.shape == (*problem.input.shape[:-1], k)
-    rows = left_over(problem.scores(), exclude)
+    rows = without_excluded(problem.scores(), exclude)
     assert torch.equal(values.reshape(-1, k), rows.sort(descending=True).values[:, :k])
     for row, best, found in zip(rows, values.reshape(-1, k), ids.reshape(-1, k), strict=True):
         live = best > -torch.inf
@@ -74,7 +74,7 @@ def test_topk_is_that_of_a_full_sort(num_classes: int, k: int) -> None:
 @settings(max_examples=60)
 @given(st.integers(1, 200), st.integers(0, 5), st.integers(1, 4), st.data())
 def test_topk_with_ties(num_classes: int, rows: int, levels: int, data: st.DataObject) -> None:
-    """Scores of a few levels only: best values are many, and which of their classes are named does not matter."""
+    """Scores with few different values: many classes tie for the best, and any of them may be returned."""
     random = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
     weight = torch.randint(levels, (num_classes, 1), generator=random).double()
     problem = Problem(torch.randint(-1, 2, (rows, 1), generator=random).double(), weight)
@@ -84,7 +84,7 @@ def test_topk_with_ties(num_classes: int, rows: int, levels: int, data: st.DataO
 
 @pytest.mark.parametrize("num_classes", [5, 40, 301, 1003])
 def test_where_fewer_than_k_classes_are_left(num_classes: int) -> None:
-    """Excluded and masked classes, and the padding to a multiple of 16, are no classes to name."""
+    """Excluded and masked classes are never returned, nor is the padding to a multiple of 16."""
     problem = make_problem(6, num_classes=num_classes, regime="thin")
     everything = torch.arange(num_classes).expand(6, num_classes)
     for left in (0, 1, 3):
@@ -121,7 +121,7 @@ def test_ids_of_any_integer_type_are_excluded() -> None:
 
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_queries_rank_by_float32_scores(half: torch.dtype) -> None:
-    """Rounded scores would tie. Also under autocast, and with class vectors of another dtype."""
+    """Because rounded scores would tie; also under autocast, and with class vectors of another dtype."""
     problem = make_problem(6, num_classes=301, regime="near")
     queries, vectors = problem.input.to(half), problem.linear_weight
     assert torch.equal(queries.double(), problem.input)
@@ -143,7 +143,7 @@ def test_the_same_bits_in_every_run() -> None:
 
 @pytest.mark.parametrize("order", [2, 4])
 def test_taylor_softmax_ranks_by_its_probabilities(order: int) -> None:
-    """Its map falls and rises with the scores."""
+    """Its probabilities fall and then rise with the scores."""
     random = torch.Generator().manual_seed(0)
     input, vectors = (torch.randn(size, 3, generator=random, dtype=torch.float64) for size in (6, 50))
     head = manymax.LinearTaylorSoftmaxLoss(None, 50, order)

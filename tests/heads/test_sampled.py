@@ -46,7 +46,7 @@ def head(
 
 
 def positives(target: Tensor) -> tuple[Tensor, Tensor]:
-    """(row, class) of every positive, in order: ids, padded ids or bool rows."""
+    """The row and the class of every positive of a target, row after row; from ids, padded ids or bool rows."""
     pairs = []
     for row, listed in enumerate(target.reshape(ROWS, -1)):
         ids = listed.nonzero().flatten() if target.dtype == torch.bool else listed[listed != -100].unique()
@@ -56,7 +56,7 @@ def positives(target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def same_draw(problem: Problem, target: Tensor, sampler: Sampler, k: int | None, shared: bool) -> Draw:
-    """What the head draws: one call, for the positives in order."""
+    """The draw that the head makes: one call for all positives, row after row."""
     rows, classes = positives(target)
     return copy.deepcopy(sampler)(
         k,
@@ -70,16 +70,16 @@ def same_draw(problem: Problem, target: Tensor, sampler: Sampler, k: int | None,
     )
 
 
-def reference(
+def slow_reference(
     loss: str, problem: Problem, target: Tensor, draw: Draw, weight: Tensor | None = None, **options: Any
 ) -> Tensor:
-    """Losses of the rows, from the full table of scores and one positive at a time, (N,)."""
+    """Slow reference: the losses of the rows (N,), from the full table of scores and one positive at a time."""
     rows, classes = positives(target)
     scores = problem.scores()
     losses = [torch.zeros((), dtype=scores.dtype) for _ in range(ROWS)]
     for i, (row, c) in enumerate(zip(rows.tolist(), classes.tolist(), strict=True)):
         ids = draw.ids if draw.shared else draw.ids[i]
-        # in-batch: a query's own positives are not among its draws
+        # In-batch negatives: the positives of a query are not among its draws.
         source = draw.source_row if draw.shared or draw.source_row is None else draw.source_row[i]
         kept = torch.ones(len(ids), dtype=torch.bool) if source is None else source != row
         if draw.log_q is None or draw.log_q_target is None:
@@ -87,7 +87,7 @@ def reference(
             log_q = log_q_positive.expand(len(ids))
         else:
             log_q, log_q_positive = draw.log_q if draw.shared else draw.log_q[i], draw.log_q_target[i]
-        if loss == "nce":  # the head begins at the log partition of scores 0
+        if loss == "nce":  # the head's default is the log partition of scores that are all 0
             options.setdefault("log_z", math.log(C))
         value = PLAIN[loss](
             scores[row, c],
@@ -129,12 +129,14 @@ def test_every_sampler(loss: str, make: Callable[[], Sampler], shared: bool) -> 
         assert draw.shared == shared
         ours, theirs = problem.leaves(), problem.leaves()
         value = head(loss, ours, target, sampler, shared=shared, sparse_grad=sparse, reduction="none")
-        agree(gradients(value, ours), gradients(reference(loss, theirs, target, draw), theirs), 1e-10, (kind, sparse))
+        agree(
+            gradients(value, ours), gradients(slow_reference(loss, theirs, target, draw), theirs), 1e-10, (kind, sparse)
+        )
 
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_the_whole_batch_as_negatives(loss: str) -> None:
-    """A query has all positives but its own as its k' draws: NCE and the partition divide by k' q, not by k q."""
+    """The k' draws of a query are all positives but its own: NCE and the partition divide by k' q, not by k q."""
     sampler = manymax.samplers.InBatchSampler(C, counts=COUNTS)
     settings: list[dict[str, Any]] = [{"hit_policy": "keep"}, {"hit_policy": "mask"}]
     if loss == "sampled_softmax":
@@ -147,7 +149,7 @@ def test_the_whole_batch_as_negatives(loss: str) -> None:
         draw = same_draw(problem, target, sampler, None, shared=False)
         assert draw.source_row is not None
         value = head(loss, problem, target, sampler, None, reduction="none", **setting)
-        expected = reference(loss, problem, target, draw, **setting)
+        expected = slow_reference(loss, problem, target, draw, **setting)
         agree(gradients(value, problem), gradients(expected, problem), 1e-10, (kind, setting))
 
 
@@ -159,7 +161,7 @@ def test_a_batch_of_one_has_no_other_positive(loss: str) -> None:
 
 
 def test_a_sampler_without_log_q() -> None:
-    """A uniform log q stands in, which cancels in sampled softmax; the partition needs a true one."""
+    """A uniform log q is used, which cancels in sampled softmax; the partition correction needs a true one."""
     problem, target = make_problem(ROWS, num_classes=C), make_target("ids", ROWS, num_classes=C)
     sampler = manymax.samplers.DNSSampler(C, num_candidates=20)
     corrected = head("sampled_softmax", problem, target, sampler)
@@ -191,7 +193,7 @@ def test_settings_of_the_plain_loss(loss: str, setting: dict[str, Any], shared: 
     draw = same_draw(problem, target, sampler, 12, shared)
     assert draw.hits(target).any()
     value = head(loss, problem, target, sampler, 12, shared=shared, reduction="none", **setting)
-    agree(gradients(value, problem), gradients(reference(loss, problem, target, draw, **setting), problem), 1e-10)
+    agree(gradients(value, problem), gradients(slow_reference(loss, problem, target, draw, **setting), problem), 1e-10)
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
@@ -204,7 +206,7 @@ def test_weights_and_reductions(loss: str, multilabel: str, reduction: str) -> N
     weight[1] = 1.0  # a positive without weight draws nothing; the test below has one
     rows, classes = positives(target)
     total = torch.zeros(ROWS, dtype=torch.float64).index_add_(0, rows, weight[classes])
-    expected = reference(loss, problem, target, same_draw(problem, target, sampler, NEGATIVES, False), weight)
+    expected = slow_reference(loss, problem, target, same_draw(problem, target, sampler, NEGATIVES, False), weight)
     divisor = total
     if multilabel == "normalized":
         expected, divisor = expected / torch.where(total > 0, total, 1), (total > 0).double()
@@ -216,7 +218,7 @@ def test_weights_and_reductions(loss: str, multilabel: str, reduction: str) -> N
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_ignored_positives_draw_nothing(loss: str) -> None:
-    """A batch with ignored rows, or with positives of no weight, is the batch without them, draw for draw."""
+    """Ignored rows and positives of weight 0 draw nothing: the batch without them has the same draws and loss."""
     sampler, problem = manymax.samplers.UniformSampler(C), make_problem(ROWS, num_classes=C)
     target = make_target("ids", ROWS, num_classes=C)
     target[2] = 1  # the class without weight
@@ -247,7 +249,7 @@ def test_learnable_log_z() -> None:
     log_z = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
     value = head("nce", problem, target, sampler, log_z=log_z, reduction="none")
     draw = same_draw(problem, target, sampler, NEGATIVES, False)
-    expected = reference("nce", problem, target, draw, log_z=log_z)
+    expected = slow_reference("nce", problem, target, draw, log_z=log_z)
     agree(gradients(value, problem, log_z), gradients(expected, problem, log_z), 1e-10)
     module = manymax.LinearNCELoss(6, C, log_z=0.7, learnable=True)
     module(problem.input.detach().float(), target).backward()
@@ -329,7 +331,7 @@ def test_gradients_by_differences(loss: str) -> None:
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_masked_classes(loss: str) -> None:
-    """A drawn class whose bias is -inf has no term and no gradient; a masked positive is refused."""
+    """A drawn class whose bias is -inf adds nothing and has no gradient; a masked positive is refused."""
     problem, target = make_problem(ROWS, num_classes=C, masked=True).leaves(), make_target("ids", ROWS, num_classes=C)
     sampler = manymax.samplers.UniformSampler(C)
     value = head(loss, problem, target, sampler, 20)
