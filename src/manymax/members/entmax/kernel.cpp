@@ -178,7 +178,7 @@ void entmax_row(const Batch<T>& b, int64_t r, Row<T>& row) {
     }
     for (double& g : values) g *= factor;
     if (row.keep(values, b.count + r)) return;
-    // With many positives the entries do not fit into the row after all: it becomes dense.
+    // Positives outside of the support have made the entries too many to be worth keeping: the row becomes dense.
     std::fill(s, s + n, T(0));
     for (size_t k = 0; k < values.size(); ++k) s[row.at[k]] += static_cast<T>(values[k]);
   } else {

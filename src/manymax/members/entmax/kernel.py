@@ -60,7 +60,7 @@ def entmax_kernel(alpha: float | Tensor = 1.5) -> Kernel:
     # At alpha = 1 the support is every class and there is no level to search for: softmax has its own kernel.
     run = block_softmax if number == 1 else block_entmax(number, learned)
 
-    # Of the normalised form; the engine hands over `setting` only where alpha is learned.
+    # The normalised form of the loss adds Omega(t). The engine passes `setting` only where alpha is learned.
     def omega_at(probs: Tensor, setting: float | Tensor = alpha) -> Tensor:
         return omega(probs, setting)
 

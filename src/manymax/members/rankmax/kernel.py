@@ -1,8 +1,8 @@
 """Rankmax of a block of scores: for each positive a sum over the classes above its cut s_y - 1.
 
 With u_j = max(0, s_j - s_y + 1), S = sum_j u_j and m the number of classes with u_j > 0 the loss of a positive y is
-log S and its gradient (1[u > 0] - m e_y) / S. The cut is known as soon as the score of the positive is: there is no
-search, as entmax needs one.
+log S and its gradient (1[u > 0] - m e_y) / S. Unlike the threshold of entmax, the cut needs no search: it is known as
+soon as the score of the positive is.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def _sums_by_passes_(scores: Tensor, labels: Tensor, factors: Tensor | None) -> 
         sums.append(violation.sum(1, keepdim=True).clamp_(min=1))
         if factors is not None:
             share = factors[:, p : p + 1] / sums[-1]
-            # Their number by a sum of signs: counting a bool table takes four times as long.
+            # The violators are counted by a sum of signs, because counting a bool table takes four times as long.
             sizes.append(violation.sign_().sum(1, keepdim=True))
             violation.mul_(share) if single else table.addcmul_(violation, share)
     total = torch.cat(sums, 1)
@@ -245,8 +245,8 @@ def _sharded_rows(block: Block) -> BlockResult:
         for p in range(labels.shape[1]):
             u = _violations(s, labels[rows, p])
             own[rows, p] = torch.stack([u.sum(1), u.sign_().sum(1)], 1).double()
-    # One exchange for all rows and positives of the block. What it needs is a sum over all ranks before any gradient
-    # can be written, so that the violations are computed a second time below rather than kept.
+    # One exchange for all rows and positives of the block. No gradient can be written before it, because the shares
+    # need the sums of all ranks: the violations are computed a second time below rather than kept.
     sums, sizes = ranks.sum(own).unbind(2)
     sums = torch.where(weights != 0, sums, 1)  # a missing positive has the sum 0, and with 1 the loss 0
     result = BlockResult((weights * sums.log()).sum(1).to(scores.dtype))
