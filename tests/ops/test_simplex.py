@@ -77,14 +77,14 @@ def tied(rows: int, classes: int, generator: torch.Generator) -> Tensor:
 def last_on_top(rows: int, classes: int, generator: torch.Generator) -> Tensor:
     """The support is in the last classes, which fill no group."""
     scores = peaked(rows, classes, generator)
-    scores[:, -(classes % simplex.GROUP or 1) :] += 60
+    scores[:, -(classes % simplex.GROUP_SIZE or 1) :] += 60
     return scores
 
 
 def one_group(rows: int, classes: int, generator: torch.Generator) -> Tensor:
     """All the large scores are in one group of the search."""
     scores = peaked(rows, classes, generator) - 100
-    width = max(1, classes // simplex.GROUP)
+    width = max(1, classes // simplex.GROUP_SIZE)
     scores[:, :: width if width > 1 else 2] += 100
     return scores
 

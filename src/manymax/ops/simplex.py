@@ -34,7 +34,7 @@ from manymax.ops.levels import (
 )
 from manymax.ops.row_blocks import row_blocks
 
-GROUP = 16  # classes per group
+GROUP_SIZE = 16  # classes per group
 
 # Rows are handled together if their numbers of open groups fall between the same two of these: all of them are padded
 # to the largest number, and one row with many open groups should not make a hundred others pay for it.
@@ -85,9 +85,9 @@ def group_maxima(scores: Tensor) -> Tensor:
     # strided groups, not neighbours: the maxima of neighbouring groups are then taken over 16 stretches of memory that
     # are read in order, many groups per instruction
     rows, classes = scores.shape
-    width = classes // GROUP
-    grouped = scores[:, : GROUP * width].view(rows, GROUP, width)
-    return torch.cat([grouped.amax(1), scores[:, GROUP * width :]], 1) if classes % GROUP else grouped.amax(1)
+    width = classes // GROUP_SIZE
+    grouped = scores[:, : GROUP_SIZE * width].view(rows, GROUP_SIZE, width)
+    return torch.cat([grouped.amax(1), scores[:, GROUP_SIZE * width :]], 1) if classes % GROUP_SIZE else grouped.amax(1)
 
 
 def collect(
@@ -108,7 +108,7 @@ def collect(
     Returns:
         the candidates, in a few pieces with disjoint rows, and the rows (m,) that are in no piece.
     """
-    width = scores.shape[1] // GROUP
+    width = scores.shape[1] // GROUP_SIZE
     # s - origin > cut, never s > origin + cut: where scores are large the sum would be rounded to the origin, while the
     # difference of two close numbers is exact
     open_groups = (group_tops[:, :width] - origin > cut).sum(1)  # (rows,)
@@ -153,14 +153,14 @@ def _candidates_from_groups(scores: Tensor, group_tops: Tensor, maximum: Tensor,
     With k the largest number of open groups of these rows, no open group is left out.
     """
     all_rows, classes = len(rows) == len(scores), scores.shape[1]
-    width = classes // GROUP
+    width = classes // GROUP_SIZE
     tops = group_tops if all_rows else group_tops[rows]
     opened = tops[:, :width].topk(k, sorted=False).indices  # (n, k)
-    offsets = width * torch.arange(GROUP, device=scores.device)  # group l holds l, l + width, l + 2 width, ...
-    ids = (offsets[:, None] + opened[:, None, :]).reshape(len(rows), GROUP * k)
+    offsets = width * torch.arange(GROUP_SIZE, device=scores.device)  # group l holds l, l + width, l + 2 width, ...
+    ids = (offsets[:, None] + opened[:, None, :]).reshape(len(rows), GROUP_SIZE * k)
     gathered = scores.gather(1, ids) if all_rows else _gather_scores(scores, rows, ids)
     # the classes that fill no group are few (at most 15) and are candidates in any case
-    tail = torch.arange(GROUP * width, classes, device=scores.device).expand(len(rows), -1)
+    tail = torch.arange(GROUP_SIZE * width, classes, device=scores.device).expand(len(rows), -1)
     return Candidates(rows, maximum[rows], torch.cat([gathered, tops[:, width:]], 1), torch.cat([ids, tail], 1))
 
 
@@ -181,7 +181,7 @@ def _candidates_by_topk(
     above = part - origin[rows]
     # a sum of signs is 4 times faster than counting a bool table
     count = above.sub_(cut[rows]).clamp_(min=0).sign_().sum(1)
-    few_above = (count <= max(1, scores.shape[1] // GROUP)).nonzero().squeeze(1)
+    few_above = (count <= max(1, scores.shape[1] // GROUP_SIZE)).nonzero().squeeze(1)
     if not len(few_above):
         return None
     chosen = part if len(few_above) == len(part) else part[few_above]
@@ -213,7 +213,7 @@ def solve_wide_rows_(d: Tensor, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
     )
     # On the sample the probabilities should sum to its share of the classes. Its level is an estimate, not a bound: if
     # it is below the root, the first step over the whole row goes above it, by convexity, and the others come down.
-    sample = d[:, ::GROUP].contiguous()
+    sample = d[:, ::GROUP_SIZE].contiguous()
     start = newton_level(sample, beta, mass=sample.shape[1] / classes)
     # 1/C <= p_top <= 1 holds for the row, not for the sample; the lower end also keeps F > 0. A sample of masked
     # classes alone has the level nan.

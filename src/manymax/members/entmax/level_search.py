@@ -48,8 +48,8 @@ def search_levels(
         sums: the function for the sums of whole rows, `plain_sums` or `native_sums`.
     """
     # A cheap start: every 16th class of the whole rows stands for 16. Candidates are few and all of them are taken.
-    sample = [Piece(rows, d[:, :: simplex.GROUP].contiguous()) for rows, d in whole]
-    start = _newton(few, sample, simplex.GROUP, bound, 1e-3, beta, ranks, plain_sums)
+    sample = [Piece(rows, d[:, :: simplex.GROUP_SIZE].contiguous()) for rows, d in whole]
+    start = _newton(few, sample, simplex.GROUP_SIZE, bound, 1e-3, beta, ranks, plain_sums)
     # A sample without a class of the support ends in nan, which this comparison replaces by the bound as well.
     start = torch.where(start < bound, start, bound)
     eps = torch.finfo(dtype).eps
