@@ -107,7 +107,7 @@ class Work:
     sorted: float = 0.0
     calls: float = 0.0
 
-    # Always `Work`, also from a `Machine`: a sum of seconds per unit would be no machine.
+    # The result is `Work` even of two machines: a sum of seconds per unit would be no machine.
     def __add__(self, other: Work) -> Work:
         return Work(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Work)))
 
@@ -320,7 +320,7 @@ def sampled_cost(shape: Shape, plain: bool) -> Cost:
     if plain or shape.shared:
         work += Work(flops=2 * scores * shape.dim)
     if plain:  # autograd keeps the gathered vectors, and a gradient for each, which are never summed by class
-        held = 12 * scores + 2 * own * shape.dim
+        held = 12 * scores + 2 * own * shape.dim  # a dozen tensors of the shape of the scores, in loss and gradient
         work += gather(shape.num_classes, shape.dim, own) + Work(fresh=2 * own * shape.dim)
     else:  # class vectors are read for the scores and again for the gradient of queries; queries for the other gradient
         held = 12 * scores + rows * shape.dim

@@ -204,7 +204,7 @@ def proposal_of(draw: Draw, num_classes: int, batch: int) -> tuple[Tensor | floa
     copies = draw.copies(batch)
     if copies is None:
         return positive, negative
-    share = 1 - copies.to(torch.float64).mean(1)
+    share = 1 - copies.to(torch.float64).mean(1)  # k' / k
     shift = torch.where(share > 0, share, 1).log()  # a query to which all columns belong has no draws: no shift
     return positive + shift, negative + shift.unsqueeze(1)
 

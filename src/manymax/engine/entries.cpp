@@ -22,26 +22,26 @@ void entries(const T* scores, int64_t n, int64_t stride, const int64_t* count, i
   }
 }
 
-// How many scores of each row are above reference + cut, so that the caller can choose rows and make room for them.
+// How many scores of each row are above origin + cut, so that the caller can choose rows and make room for them.
 template <typename T>
-void count_above(T* scores, int64_t n, int64_t stride, int64_t classes, const T* reference, const T* cut,
+void count_above(T* scores, int64_t n, int64_t stride, int64_t classes, const T* origin, const T* cut,
                  int64_t* count, int threads) {
   for_rows(scores, n, stride, classes, threads,
-           [&](int64_t r, Row<T>& row) { count[r] = row.above(reference[r], cut[r]); });
+           [&](int64_t r, Row<T>& row) { count[r] = row.above(origin[r], cut[r]); });
 }
 
 // Those scores and their classes. Row r goes into row place[r] of `found` and `ids`, which have `width` columns; rows
 // with a negative place are left out. Columns beyond a row's number of scores stay as they are, at -inf.
 template <typename T>
-void gather_above(T* scores, int64_t n, int64_t stride, int64_t classes, const T* reference, const T* cut,
+void gather_above(T* scores, int64_t n, int64_t stride, int64_t classes, const T* origin, const T* cut,
                   int64_t width, const int64_t* place, T* found, int64_t* ids, int threads) {
   for_rows(scores, n, stride, classes, threads, [&](int64_t r, Row<T>& row) {
     if (place[r] < 0) return;
-    row.gather(reference[r], cut[r]);
+    row.gather(origin[r], cut[r]);
     // The width is the largest count of these rows; the minimum guards the memory if scores changed in between.
     const auto size = std::min(width, static_cast<int64_t>(row.at.size()));
     for (int64_t k = 0; k < size; ++k) {
-      // The score itself and not its distance from the reference: callers subtract a maximum of their own.
+      // The score itself and not its distance from the origin: callers subtract a maximum of their own.
       found[place[r] * width + k] = row.scores[row.at[k]];
       ids[place[r] * width + k] = row.at[k];
     }
@@ -57,14 +57,14 @@ void gather_above(T* scores, int64_t n, int64_t stride, int64_t classes, const T
                                    int64_t* at, T* values) {                                                          \
     entries<T>(scores, n, stride, count, row, at, values);                                                            \
   }                                                                                                                    \
-  extern "C" void count_above_##SUFFIX(T* scores, int64_t n, int64_t stride, int64_t classes, const T* reference,     \
+  extern "C" void count_above_##SUFFIX(T* scores, int64_t n, int64_t stride, int64_t classes, const T* origin,        \
                                        const T* cut, int64_t* count, int threads) {                                   \
-    count_above<T>(scores, n, stride, classes, reference, cut, count, threads);                                       \
+    count_above<T>(scores, n, stride, classes, origin, cut, count, threads);                                          \
   }                                                                                                                    \
-  extern "C" void gather_above_##SUFFIX(T* scores, int64_t n, int64_t stride, int64_t classes, const T* reference,    \
+  extern "C" void gather_above_##SUFFIX(T* scores, int64_t n, int64_t stride, int64_t classes, const T* origin,       \
                                         const T* cut, int64_t width, const int64_t* place, T* found, int64_t* ids,    \
                                         int threads) {                                                                \
-    gather_above<T>(scores, n, stride, classes, reference, cut, width, place, found, ids, threads);                   \
+    gather_above<T>(scores, n, stride, classes, origin, cut, width, place, found, ids, threads);                      \
   }
 
 EXPORT(float, float32)

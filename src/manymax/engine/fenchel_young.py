@@ -53,7 +53,7 @@ class _Conjugate(torch.autograd.Function):
 
     @staticmethod
     def forward(scores: Tensor, map: Map, omega: Map) -> tuple[Tensor, Tensor]:
-        maximum = scores.amax(-1)
+        maximum = scores.amax(-1)  # no gradient: it is taken off here and put back by the caller, see above
         probs = map(scores)
         # <p, s> - max s = <p, s - max s>, because p sums to 1: a common offset of the scores costs no digits. Where p
         # is 0 the score may be -inf, and 0 x -inf is nan.

@@ -180,9 +180,9 @@ def run(
 
 
 def collect(
-    scores: Tensor, num_classes: int, maximum: Tensor, reference: Tensor, cut: Tensor
+    scores: Tensor, num_classes: int, maximum: Tensor, origin: Tensor, cut: Tensor
 ) -> tuple[list[simplex.Candidates], Tensor]:
-    """The native form of `ops.simplex.collect`: the classes with s - reference > cut, for rows that have few of them.
+    """The native form of `ops.simplex.collect`: the classes with s - origin > cut, for rows that have few of them.
 
     For ranks that share the classes of a row: which of them can be in the support is decided by a bound that all ranks
     know, before any of them can finish the row.
@@ -190,14 +190,14 @@ def collect(
     Args:
         scores: (n, stride), of which the first num_classes columns are classes.
         num_classes: classes of this rank.
-        maximum, reference, cut: (n, 1).
+        maximum, origin, cut: (n, 1).
 
     Returns:
         Candidates of the rows with at most one class in `SPARSE` above the cut, and the other rows (m,).
     """
     n, stride = scores.shape
     count = torch.empty(n, dtype=torch.long)
-    where = scores, n, stride, num_classes, reference.to(scores).contiguous(), cut.to(scores).contiguous()
+    where = scores, n, stride, num_classes, origin.to(scores).contiguous(), cut.to(scores).contiguous()
     call(ENTRIES, "count_above", scores, *where, count, threads=True)
     few = count * SPARSE <= num_classes  # counted first, so that the table below has as many columns as are needed
     rows, wide = few.nonzero().squeeze(1), (~few).nonzero().squeeze(1)

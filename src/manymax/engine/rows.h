@@ -52,27 +52,27 @@ template <typename T>
 struct Row {
   T* scores;
   int64_t classes, half;            // number of classes; offset in the row at which the classes of the entries begin
-  std::vector<T> found;             // scores above a cut, relative to the reference
+  std::vector<T> found;             // scores above a cut, relative to the origin
   std::vector<int32_t> at, places;  // the class of each of them; the number of cuts below each (rankmax)
   std::vector<double> values;       // the gradient at these classes; double, because probability and target cancel
 
-  // How many scores are above reference + cut. The difference comes first: where scores are large, the sum would be
-  // rounded to the reference, and the cut with it.
-  int64_t above(T reference, T cut) const {
+  // How many scores are above origin + cut; the origin is a score of the row, such as its maximum. The difference comes
+  // first: where scores are large, the sum would be rounded to the origin, and the cut with it.
+  int64_t above(T origin, T cut) const {
     const T* s = scores;
     int64_t total = 0;
     for (int64_t start = 0, n = classes; start < n; start += PIECE) {
       const int64_t end = std::min(n, start + PIECE);
       int32_t some = 0;  // as wide as a float, so that comparison and count share a vector width
 #pragma omp simd reduction(+ : some)
-      for (int64_t c = start; c < end; ++c) some += s[c] - reference > cut;
+      for (int64_t c = start; c < end; ++c) some += s[c] - origin > cut;
       total += some;
     }
     return total;
   }
 
-  // The scores above reference + cut, minus the reference, into `found`, and their classes, ascending, into `at`.
-  void gather(T reference, T cut) {
+  // The scores above origin + cut, minus the origin, into `found`, and their classes, ascending, into `at`.
+  void gather(T origin, T cut) {
     const T* s = scores;
     found.clear();
     at.clear();
@@ -82,11 +82,11 @@ struct Row {
       const int64_t end = std::min(n, start + 64);
       int32_t some = 0;
 #pragma omp simd reduction(+ : some)
-      for (int64_t c = start; c < end; ++c) some += s[c] - reference > cut;
+      for (int64_t c = start; c < end; ++c) some += s[c] - origin > cut;
       if (some == 0) continue;
       for (int64_t c = start; c < end; ++c)
-        if (s[c] - reference > cut) {
-          found.push_back(s[c] - reference);
+        if (s[c] - origin > cut) {
+          found.push_back(s[c] - origin);
           at.push_back(static_cast<int32_t>(c));
         }
     }
