@@ -222,8 +222,8 @@ PER_DRAW = Work(sorted=0.5)  # for each class vector that is read by its id: dra
 def exact_cost(dense: EntryCost, sparse: EntryCost | None = None) -> CostOf:
     """The cost of a member that sees all scores, as a function of the sizes.
 
-    A dense gradient g takes three products with all class vectors: scores x W', and the gradients g W and g' x. A
-    sparse one takes the first alone.
+    With a dense gradient g there are three products over all classes: x W' for the scores, g W and g' x for the
+    gradients. With a sparse one there is only the first.
 
     Args:
         dense: what the kernel does where the gradient has an entry for every class.

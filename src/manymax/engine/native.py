@@ -125,7 +125,8 @@ def serves(block: Block) -> bool:
 def lists_positives(block: Block) -> bool:
     """Whether a block has listed positives and no label smoothing.
 
-    Smoothing and rows of weights give every class a part of the target, so that no gradient has few entries.
+    The C++ kernels read lists of ids; and smoothing gives every class a part of the target, so that no gradient has
+    few entries.
     """
     return block.target.ids is not None and block.target.share is None
 
