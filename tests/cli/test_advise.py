@@ -1,4 +1,4 @@
-"""`manymax advise`, as a person and as a program see it, and the files it reads."""
+"""`manymax advise`: its text, its JSON, and the files that it reads."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ def test_a_table_with_reasons(machine: str) -> None:
     assert lines[0].split()[:3] == ["member", "settings", "step"]
     assert lines[2].split()[:2] == ["1", "softmax"]
     assert "multilabel='sum', num_negatives=" in text
-    for heading in ("Why, and what each gives up", "Rejected", "Assumed"):
-        assert heading in lines
-    assert "gives up convexity: concave between kinks" in text
+    for title in ("Why, and what each gives up", "Rejected", "Assumed"):
+        assert title in lines
+    assert "gives up convexity: the loss is concave between its kinks" in text
     assert "GB of memory; the limit is 0.004 GB" in text
     assert "standard deviation of 1.2" in text
 
 
-def test_nothing_fits(machine: str) -> None:
+def test_limits_that_no_member_fits(machine: str) -> None:
     text = output("200", "--machine", machine, "--max-memory", "1e-9")
     assert text.startswith("No member fits the limits.\n\nRejected\n")
     assert "Why" not in text
 
 
-def test_json_has_all_of_it_and_can_be_given_back(machine: str, tmp_path: Path) -> None:
+def test_json_has_everything_and_serves_as_a_machine_file(machine: str, tmp_path: Path) -> None:
     options = ["200", "--num-negatives", "7", "--metric", "recall", "--shared", "--json"]
     text = output(*options, "--machine", machine)
     content = json.loads(text)
@@ -145,7 +145,7 @@ def test_a_wrong_machine_is_refused(content: str | None, message: str, tmp_path:
     assert message in str(caught.value)
 
 
-def test_tensors_that_are_not_plain(tmp_path: Path) -> None:
+def test_float8_is_converted_and_sparse_tensors_are_refused(tmp_path: Path) -> None:
     torch.save(torch.ones(2, 3).to(torch.float8_e4m3fn), tmp_path / "small.pt")
     assert torch.equal(read_tensor("--scores", tmp_path / "small.pt"), torch.ones(2, 3))
     torch.save(torch.ones(2, 3).to_sparse(), tmp_path / "sparse.pt")
@@ -153,7 +153,7 @@ def test_tensors_that_are_not_plain(tmp_path: Path) -> None:
         read_tensor("--scores", tmp_path / "sparse.pt")
 
 
-def test_a_tensor_from_each_kind_of_file(tmp_path: Path) -> None:
+def test_a_tensor_is_read_from_every_file_format(tmp_path: Path) -> None:
     value = torch.randn(2, 3)
     np.save(tmp_path / "a.npy", value.numpy())
     torch.save(value, tmp_path / "a.pt")
@@ -163,7 +163,7 @@ def test_a_tensor_from_each_kind_of_file(tmp_path: Path) -> None:
 
 
 class Trap:
-    """What a pickle from outside could do."""
+    """An object whose pickle runs code when it is loaded, as a hostile file could."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return (pytest.fail, ("a pickle was run",))

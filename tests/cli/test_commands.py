@@ -1,4 +1,4 @@
-"""The `manymax` command, as a person and as a program see it."""
+"""`manymax losses`, `show` and `docs`: their text, their JSON and their help."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def output(*arguments: str) -> str:
 
 @pytest.fixture
 def odd_one(monkeypatch: pytest.MonkeyPatch) -> Member:
-    """A family of one member that has all that is hard to print."""
+    """A family of one member with everything that is hard to print: markup, bars, infinity, nan, missing parts."""
     first = next(iter(FAMILY.values()))
     facts = replace(
         first.facts,
@@ -72,10 +72,10 @@ def terminal(monkeypatch: pytest.MonkeyPatch, width: int) -> StringIO:
 
 
 class TestLosses:
-    def test_one_line_a_member_where_there_is_no_terminal(self) -> None:
+    def test_one_line_per_member_where_there_is_no_terminal(self) -> None:
         lines = output("losses").splitlines()
-        head, _, *rows, note = lines
-        assert head.split()[:2] == ["member", "order"]
+        header, _, *rows, note = lines
+        assert header.split()[:2] == ["member", "order"]
         assert [row.split()[0] for row in rows] == list(FAMILY)
         assert "manymax show NAME" in note
         assert lines == [line.rstrip() for line in lines]
@@ -105,7 +105,7 @@ class TestLosses:
             assert list(entry["facts"]) == [name for name, _ in member.facts.items()]
             assert all(set(fact) == FACT_KEYS for fact in entry["facts"].values())
 
-    def test_what_is_hard_to_print(self, odd_one: Member) -> None:
+    def test_infinity_and_nan_are_words(self, odd_one: Member) -> None:
         assert "inf*" in output("losses")
         (entry,) = json.loads(output("losses", "--json"), parse_constant=pytest.fail)
         assert entry["facts"]["smoothness"]["value"] == "inf"
@@ -117,7 +117,7 @@ class TestLosses:
 
 class TestShow:
     @pytest.mark.parametrize("name", FAMILY)
-    def test_says_all(self, name: str) -> None:
+    def test_prints_every_formula_and_fact(self, name: str) -> None:
         member, text = FAMILY[name], output("show", name)
         formulas = [member.formulas.map, member.formulas.loss, member.formulas.gradient, member.formulas.omega]
         for part in [*formulas, member.title, member.citation, *member.aliases]:
@@ -135,14 +135,14 @@ class TestShow:
             module, _, function = call.partition("(")[0].rpartition(".")
             assert hasattr(importlib.import_module(module), function)
 
-    def test_json_is_the_record(self) -> None:
+    def test_json_has_everything_about_the_member(self) -> None:
         assert json.loads(output("show", "softmax", "--json")) == member_as_json(FAMILY["softmax"])
 
-    def test_other_names_work(self, odd_one: Member) -> None:
+    def test_aliases_work(self, odd_one: Member) -> None:
         assert output("show", "strange") == output("show", "odd")
         assert "strange" in output("show", "odd")
 
-    def test_what_is_hard_to_print(self, odd_one: Member) -> None:
+    def test_markup_is_printed_as_it_is(self, odd_one: Member) -> None:
         text = output("show", "odd")
         assert "the paper prints: [bold]m/S[/bold]" in text
         assert "Ω*(s) - [s]_y :smile:" in text
@@ -198,9 +198,11 @@ class TestHelp:
         examples = [line.split("  ")[0].split("|")[0].split() for line in lines if line.startswith("manymax ")]
         assert examples
         for _, name, *arguments in examples:
-            output(name, *(arguments if name in ("losses", "show") else ["--help"]))  # the others take their time
+            output(
+                name, *(arguments if name in ("losses", "show") else ["--help"])
+            )  # the other commands take minutes: their help must do
 
-    def test_docs_is_for_contributors(self) -> None:
+    def test_docs_is_hidden_because_it_is_for_contributors(self) -> None:
         assert "docs" not in output("--help")
 
 
@@ -211,7 +213,7 @@ def test_ascii_only_output_does_not_fail(monkeypatch: pytest.MonkeyPatch) -> Non
     assert raw.getvalue().split() == [b"?", b"---", b"[?]"]
 
 
-def test_words() -> None:
+def test_values_of_facts_as_words() -> None:
     words = {True: "yes", False: "no", 0.5: "0.5", 2.0: "2", math.inf: "inf", "weak": "weak", None: "unknown"}
     assert {value: fact_word(Fact(value, "", "", "derived")) for value in words} == words
     assert fact_word(Fact(None, "", "", "derived", fn=lambda num_classes: 0.0)) == "depends"

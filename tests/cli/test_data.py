@@ -1,4 +1,4 @@
-"""`manymax data`: what it prints, saves and refuses."""
+"""`manymax data list`, `get`, `prepare` and `card`: what they print, save and refuse."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def words(text: str) -> str:
 
 
 class TestList:
-    def test_names_all(self) -> None:
+    def test_every_data_set_has_a_row(self) -> None:
         lines = output("list").splitlines()
         assert [line.split()[0] for line in lines[2 : 2 + len(SOURCES)]] == list(SOURCES)
 
-    def test_says_what_is_here(self, cache: Path) -> None:
+    def test_says_which_data_sets_are_on_this_machine(self, cache: Path) -> None:
         status = {entry["name"]: entry["status"] for entry in json.loads(output("list", "--json"))}
         assert (status["planted"], status["ml-1m"]) == ("built in", "not fetched")
         (cache / "ml-1m").mkdir(parents=True)
@@ -90,7 +90,7 @@ class TestPrepare:
         assert json.loads(output("card", str(tmp_path), "--json")) == card
         assert json.loads((tmp_path / "planted.card.json").read_text()) == card
 
-    def test_a_file_that_holds_a_named_set(self, tmp_path: Path) -> None:
+    def test_a_named_data_set_from_a_file_elsewhere(self, tmp_path: Path) -> None:
         lines = [f"{u}::{i}::{5 if i else 1}::{i}" for u in range(6) for i in range(6)]
         path = tmp_path / "mine.zip"
         with zipfile.ZipFile(path, "w") as archive:
@@ -99,7 +99,7 @@ class TestPrepare:
         assert "rating >= 3" in text
         assert "5-core" in text
 
-    def test_own_columns(self, tmp_path: Path) -> None:
+    def test_columns_of_an_own_file(self, tmp_path: Path) -> None:
         path = tmp_path / "own.csv"
         path.write_text("who,what\n" + "".join(f"{u},{i}\n" for u in range(4) for i in range(5)))
         assert "own, all" in output("prepare", str(path), "--columns", "user=who,item=what")
@@ -126,7 +126,7 @@ class TestPrepare:
         assert not cache.exists()
 
 
-def test_no_card_yet() -> None:
+def test_a_data_set_without_a_card_says_how_to_make_one() -> None:
     assert "`manymax data prepare ml-1m` writes one" in str(run("card", "ml-1m").exception)
 
 

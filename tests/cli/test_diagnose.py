@@ -1,4 +1,4 @@
-"""`manymax diagnose`: on built-in scores, files and runs; what it writes and what it refuses."""
+"""`manymax diagnose` on built-in scores, files and runs: what it computes, writes and refuses."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_built_in_scores(name: str) -> None:
     found = content(name, *SMALL, "--classes", "40")
     assert (found["scores"], found["rows"], found["classes"]) == (name, 4, 40)
-    assert found == content(name, *SMALL, "--classes", "40")  # nothing depends on when it is run
+    assert found == content(name, *SMALL, "--classes", "40")  # the seed determines everything
     assert found != content(name, *SMALL, "--classes", "40", "--seed", "1")
 
 
@@ -163,21 +163,21 @@ def test_nothing_is_left_half_written(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_panels_are_the_matrices() -> None:
-    """Zeros are blank (black), the label of each row is where its gradient is negative."""
+    """In a heat map zeros are nan, which is drawn black, and each row is smallest at its label, where p - y < 0."""
     subject = diagnosis.built_in("gaussian", 5, 20, diagnosis_generator())
     figures = diagnosis.heat_maps(subject, 20)
     axes = {ax.get_title(): ax for ax in figures["gradients"].axes if ax.get_title()}
     maps = [member for member in FAMILY.values() if member.map is not None]
     assert list(axes) == [" ".join(map(str, (member.name, *member.examples[0].values()))) for member in maps]
     dense, sparse = (np.ma.getdata(axes[name].images[0].get_array()) for name in ("softmax", "sparsemax"))
-    order = subject.scores.argsort(dim=-1, descending=True)
-    labels = (order == subject.target[:, None]).nonzero()[:, 1]
+    by_score = subject.scores.argsort(dim=-1, descending=True)
+    labels = (by_score == subject.target[:, None]).nonzero()[:, 1]
     assert (dense.argmin(1) == labels.numpy()).all()
     assert not np.isnan(dense).any()
     assert np.isnan(sparse).mean() > 0.5
 
 
-def test_the_table_for_people(tmp_path: Path) -> None:
+def test_the_tables_as_text(tmp_path: Path) -> None:
     result = run(*SMALL, "--classes", "30", "--out", str(tmp_path))
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
@@ -227,7 +227,7 @@ def test_what_it_refuses(arguments: list[str], message: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("shape", "scale"), [((8, 1), 1.0), ((8, 30), 1e4)], ids=["one class", "a wide range"])
 def test_scores_at_the_edge_give_json(tmp_path: Path, shape: tuple[int, int], scale: float) -> None:
-    """No negatives at all; probabilities that are 0 in float64 though nothing is masked."""
+    """One class has no negatives; in a wide range probabilities are 0 in float64 though nothing is masked."""
     np.save(tmp_path / "scores.npy", scale * np.random.default_rng(0).normal(size=shape))
     result = CliRunner().invoke(
         app, ["diagnose", str(tmp_path / "scores.npy"), "--draws", "0", "--num-negatives", "5", "--json"]

@@ -1,4 +1,4 @@
-"""`main`: exit codes and messages, never a traceback; in a process of its own."""
+"""`main`, in a process of its own: exit codes, and messages instead of tracebacks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_an_unknown_name_is_one_line_and_exit_code_2() -> None:
         (["data", "prepare", "~nobody-of-this-name/x.csv"], "does not exist"),
     ],
 )
-def test_what_the_machine_refuses_is_one_line(arguments: list[str], words: str, tmp_path: Path) -> None:
+def test_missing_memory_or_files_end_in_one_line(arguments: list[str], words: str, tmp_path: Path) -> None:
     result = run("-m manymax", *arguments, *(["--out", str(tmp_path / "run")] if arguments[0] == "train" else []))
     assert result.returncode == 2
     assert "Traceback" not in result.stderr
@@ -61,7 +61,7 @@ def test_what_the_machine_refuses_is_one_line(arguments: list[str], words: str, 
         (RuntimeError("another fault"), None),
     ],
 )
-def test_errors_of_files_and_memory_are_told_from_others(error: Exception, words: str | None) -> None:
+def test_errors_of_files_and_memory_are_distinguished_from_bugs(error: Exception, words: str | None) -> None:
     text = cli._resource_message(error)
     assert (text is None) if words is None else (text is not None and words in text)
 
@@ -72,7 +72,7 @@ def test_an_unknown_command_is_exit_code_2() -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_a_reader_that_leaves_early_sees_no_traceback() -> None:
+def test_a_pipe_that_is_closed_early_gives_no_traceback() -> None:
     writer = subprocess.Popen(
         [sys.executable, "-m", "manymax", "losses", "--json"],
         env=os.environ | {"PYTHONPATH": str(SOURCE)},
@@ -97,7 +97,7 @@ def test_without_the_extra_it_says_what_to_install(missing: str) -> None:
     assert result.stderr == (f'manymax: the command needs `{missing}`. Install it with: pip install "manymax[study]"\n')
 
 
-def test_a_fault_of_ours_is_not_taken_for_a_missing_package() -> None:
+def test_a_broken_installation_is_not_taken_for_a_missing_package() -> None:
     script = "import sys; sys.modules['manymax.cli.app'] = None; from manymax.cli import main; main()"
     result = run(f"-c {script}")
     assert result.returncode == 1

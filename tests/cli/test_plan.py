@@ -1,4 +1,4 @@
-"""`manymax plan`, as a person and as a program see it, and what it measures."""
+"""`manymax plan`: its table, its JSON, and what it measures."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def output(*arguments: str) -> str:
     return result.stdout
 
 
-def test_a_table(machine: str) -> None:
+def test_the_table_has_a_row_per_member(machine: str) -> None:
     lines = output("--classes", "1e9", "--dim", "128", "--ranks", "64", "--machine", machine, *LINK).splitlines()
     assert lines[0].split("  ")[0] == "member"
     assert [line.split()[0] for line in lines[2 : 2 + len(FAMILY)]] == list(FAMILY)
@@ -51,15 +51,15 @@ def test_a_table(machine: str) -> None:
 
 def test_json_holds_what_it_was_made_from(machine: str) -> None:
     options = ("--batch", "256", "--positives", "2", "--num-negatives", "50", "--support", "30", "--json")
-    record = json.loads(
+    content = json.loads(
         output("--classes", "40981", "--dim", "64", "--ranks", "4", "--machine", machine, *LINK, *options)
     )
     shape = Shape(batch=256, num_classes=40981, dim=64, positives=2, num_negatives=50, support=30)
-    assert Shape(**record["shape"]) == shape
-    assert Machine(**record["machine"]) == MACHINE
-    assert Network(**record["network"]) == Network(2e-5, 1.2e10)
-    assert record["ranks"] == 4
-    for row, name in zip(record["members"], FAMILY, strict=True):
+    assert Shape(**content["shape"]) == shape
+    assert Machine(**content["machine"]) == MACHINE
+    assert Network(**content["network"]) == Network(2e-5, 1.2e10)
+    assert content["ranks"] == 4
+    for row, name in zip(content["members"], FAMILY, strict=True):
         expected = plan(name, shape, 4, MACHINE, Network(2e-5, 1.2e10))
         assert row == asdict(expected) | {"seconds": expected.seconds}
 
@@ -77,7 +77,7 @@ def test_json_holds_what_it_was_made_from(machine: str) -> None:
         (("--classes", "3", *LINK), "`ranks` must be an integer from 1 to the number of classes; got 4"),
     ],
 )
-def test_arguments_that_make_no_sense(machine: str, arguments: tuple[str, ...], message: str) -> None:
+def test_wrong_arguments_end_in_a_message(machine: str, arguments: tuple[str, ...], message: str) -> None:
     result = run("--ranks", "4", "--machine", machine, *arguments)
     assert isinstance(result.exception, ArgumentError)
     assert message in str(result.exception)

@@ -1,4 +1,4 @@
-"""`manymax recommend`: a user's own ids in, the user's own ids out."""
+"""`manymax recommend`: users and items are named by the ids of the data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read_csv(path: Path) -> dict[str, list[str]]:
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Somebody's own table, with text for ids and the columns in an order of its own."""
+    """A CSV file with words as ids and its columns in an unusual order."""
     path = tmp_path_factory.mktemp("own") / "loans.csv"
     interactions, _ = plant("tiny", seed=1)
     with path.open("w", encoding="utf-8", newline="") as file:
@@ -52,7 +52,7 @@ def recommend(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["recommend", *arguments])
 
 
-def test_the_best_new_items_by_their_own_names(run: Path, table: Path) -> None:
+def test_the_best_new_items_by_their_ids(run: Path, table: Path) -> None:
     result = recommend(str(run), "--user", "r007", "--user", "r003", "--top", "5", "--json")
     assert result.exit_code == 0, result.output
     answers = json.loads(result.stdout)
@@ -79,13 +79,13 @@ def test_scores_are_those_of_the_model(run: Path) -> None:
     assert torch.equal(items[0], best.indices)
 
 
-def test_a_table_for_people(run: Path) -> None:
+def test_the_table_as_text(run: Path) -> None:
     lines = recommend(str(run), "--user", "r007", "--top", "3").stdout.splitlines()
     assert lines[0].split() == ["user", "rank", "item", "score"]
     assert [line.split()[:2] for line in lines[2:]] == [["r007", "1"], ["r007", "2"], ["r007", "3"]]
 
 
-def test_all_items_leave_out_those_that_are_known(run: Path, table: Path) -> None:
+def test_items_that_the_user_has_are_left_out(run: Path, table: Path) -> None:
     served = Served.load(run)
     found = json.loads(recommend(str(run), "--user", "r007", "--top", str(served.split.num_items), "--json").stdout)
     assert len(found[0]["items"]) == served.split.num_items - len(read_csv(table)["r007"])
@@ -99,13 +99,13 @@ def test_all_items_leave_out_those_that_are_known(run: Path, table: Path) -> Non
         (["--user", "r007", "--top", "9999"], "`top` must be from 1 to the number of items"),
     ],
 )
-def test_what_is_not_there_is_said(run: Path, arguments: list[str], complaint: str) -> None:
+def test_wrong_arguments_end_in_a_message(run: Path, arguments: list[str], complaint: str) -> None:
     result = recommend(str(run), *arguments)
     assert isinstance(result.exception, ManymaxError)
     assert complaint in str(result.exception)
 
 
-def test_a_folder_without_a_run_is_said(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     result = recommend(str(tmp_path), "--user", "1")
     assert isinstance(result.exception, ManymaxError)
     assert "holds no finished run" in str(result.exception)

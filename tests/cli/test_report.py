@@ -1,4 +1,4 @@
-"""`manymax report`."""
+"""`manymax report`: where it writes, and what it refuses."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def test_the_path_of_the_page_is_printed(tmp_path: Path) -> None:
     assert not (tmp_path / "pages" / "figures").exists()
 
 
-def test_beside_the_runs_unless_told_otherwise(tmp_path: Path) -> None:
+def test_the_report_is_in_the_folder_of_the_study_by_default(tmp_path: Path) -> None:
     write_run(tmp_path)
     assert CliRunner().invoke(app, ["report", str(tmp_path), "--no-images"]).exit_code == 0
     assert "<h2>Findings</h2>" in (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_for_tensorboard_too(tmp_path: Path) -> None:
+def test_runs_for_tensorboard(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     write_run(tmp_path / "runs")
     arguments = ["report", tmp_path / "runs", "--no-images", "--tensorboard", tmp_path / "logs"]
@@ -38,7 +38,7 @@ def test_for_tensorboard_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["none", "."])
-def test_a_folder_without_runs(tmp_path: Path, name: str) -> None:
+def test_a_folder_without_runs_is_refused(tmp_path: Path, name: str) -> None:
     result = CliRunner().invoke(app, ["report", str(tmp_path / name)])
     assert isinstance(result.exception, ManymaxError)
     assert "manymax study" in str(result.exception)

@@ -1,4 +1,4 @@
-"""`manymax study`, from a file to a page."""
+"""`manymax study`: from a TOML file to the page of the report."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def test_mistakes_are_named_before_anything_is_done(
     assert not (tmp_path / "out").exists()
 
 
-def test_what_does_not_go_with_what_was_set_is_left_out() -> None:
-    """The built-in study has a run by ALS, which knows no SASRec."""
+def test_combinations_that_contradict_an_override_are_left_out() -> None:
+    """The built-in study has a run by alternating least squares, which cannot train SASRec."""
     result = study("--dry-run", "--set", "backbone=sasrec")
     assert result.exit_code == 0, result.output
     assert result.stderr.startswith("1 of the file's combinations are not possible with the settings given")
@@ -80,13 +80,13 @@ def test_what_does_not_go_with_what_was_set_is_left_out() -> None:
 
 
 def test_a_file_called_like_planted_data_has_no_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # the path begins like the name
+    monkeypatch.chdir(tmp_path)  # so that the path is relative and begins with the word planted
     result = study("--dry-run", "--set", "data=planted_ratings.csv", "--set", "loss=softmax")
     assert " size=" not in result.stdout
     assert " size=" in study("--dry-run", "--set", "data=planted").stdout
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     result = study(tmp_path / "no.toml")
     assert "no.toml cannot be read" in str(result.exception)
 

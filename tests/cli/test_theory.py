@@ -1,4 +1,4 @@
-"""`manymax theory`, as a person and as a program see it."""
+"""`manymax theory`: its table, its JSON and its exit code."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ class TestOutput:
         assert "3 of [bold]3[/bold]" in result.stdout
 
     def test_json_has_every_cell(self) -> None:
-        records = json.loads(run("--json").stdout)
-        assert [(r["table"], r["member"], r["property"]) for r in records] == [
+        cells = json.loads(run("--json").stdout)
+        assert [(cell["table"], cell["member"], cell["property"]) for cell in cells] == [
             (claim.table, claim.member, claim.property) for claim in CLAIMS
         ]
-        assert all(set(record) == KEYS for record in records)
-        assert all(record["holds"] is True for record in records)
+        assert all(set(cell) == KEYS for cell in cells)
+        assert all(cell["holds"] is True for cell in cells)
 
     def test_one_table(self) -> None:
-        assert {record["table"] for record in json.loads(run("--table", "2", "--json").stdout)} == {"Table 2"}
+        assert {cell["table"] for cell in json.loads(run("--table", "2", "--json").stdout)} == {"Table 2"}
 
     @pytest.mark.parametrize("table", ["0", "5", "two"])
     def test_there_are_four_tables(self, table: str) -> None:
@@ -94,13 +94,13 @@ def test_a_claim_that_fails_is_reported(monkeypatch: pytest.MonkeyPatch, status:
     assert result.exit_code == 1
     assert f"softmax, consistency: marked {status}, but the check does not hold: 0.7 found" in result.stderr
     if options:
-        assert [record["holds"] for record in json.loads(result.stdout)] == [True, False]
+        assert [cell["holds"] for cell in json.loads(result.stdout)] == [True, False]
     else:
         assert "DOES NOT HOLD: 0.7 found" in result.stdout
         assert "1 checks of 2 hold" in result.stdout
 
 
-def test_a_check_that_breaks_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_that_raises_is_reported_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def breaks() -> CheckResult:
         raise RuntimeError("out of luck")
 
@@ -111,7 +111,7 @@ def test_a_check_that_breaks_is_no_traceback(monkeypatch: pytest.MonkeyPatch) ->
     assert "Traceback" not in result.output
 
 
-def test_the_tables_really_run() -> None:
+def test_the_checks_of_a_table_run() -> None:
     result = run("--table", "3")
     assert result.exit_code == 0, result.stderr
     assert "18 cells" in result.stdout

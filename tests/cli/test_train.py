@@ -1,4 +1,4 @@
-"""`manymax train`: from the command line to a record, and every way that it can go wrong."""
+"""`manymax train`: from the command line to a record, and what happens when something goes wrong."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_json_is_the_record(tmp_path: Path) -> None:
     assert json.loads(result.stdout) == read_record(tmp_path / "run").model_dump(mode="json")
 
 
-def test_a_folder_of_its_own_is_made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_different_settings_get_different_folders_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert train("--epochs", "1").exit_code == 0
     assert train("--epochs", "1", "--seed", "1").exit_code == 0
@@ -68,7 +68,7 @@ def test_a_folder_of_its_own_is_made_up(tmp_path: Path, monkeypatch: pytest.Monk
     assert all(name.startswith("planted-tiny-mf-softmax-") for name in names)
 
 
-def test_settings_from_a_file_and_options_that_count_more(tmp_path: Path) -> None:
+def test_options_take_precedence_over_the_settings_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text('loss = "ssm"\nnum_negatives = 7\nepochs = 9\n', encoding="utf-8")
     result = train("--config", str(tmp_path / "run.toml"), "--epochs", "1", "--out", str(tmp_path / "run"))
     assert result.exit_code == 0, result.output
@@ -95,7 +95,7 @@ def test_every_setting_is_an_option_with_a_line_of_help() -> None:
         assert option.help.replace("-", "") in text.replace("- ", "").replace("-", ""), option.name
 
 
-def test_divergence_is_said_with_a_way_out(tmp_path: Path) -> None:
+def test_a_run_that_diverged_says_what_to_try(tmp_path: Path) -> None:
     result = train("--lr", "1e30", "--out", str(tmp_path / "run"))
     assert result.exit_code == 1
     assert "diverged: " in result.stdout
@@ -130,7 +130,7 @@ def environment() -> dict[str, str]:
 
 
 def interrupted(arguments: list[str], after: int) -> tuple[list[str], str, int]:
-    """Run, press Ctrl-C after so many lines of progress; these lines, the output and the exit code."""
+    """Run a command and send Ctrl-C after `after` lines of progress; returns these lines, stdout and the exit code."""
     running = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
     with running:
         assert running.stderr is not None

@@ -1,4 +1,4 @@
-"""What the documents say is what the code does."""
+"""README and docs: generated parts are current, examples print what they say, links lead somewhere."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_family_page_is_current() -> None:
 
 
 def test_types_of_heads_are_current() -> None:
-    """Editors and type checkers read them, because the heads are built when the module is imported."""
+    """Editors and type checkers read the stub, because the heads exist only after the module was imported."""
     assert (ROOT / TYPE_STUB).read_text(encoding="utf-8") == head_types(), "run `make docs`"
 
 

@@ -1,4 +1,4 @@
-"""Tables as Markdown, CSV and LaTeX."""
+"""`ReportTable` as Markdown, CSV and LaTeX."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ SOFTMAX = (("softmax", "N@20"), (Cell(0.26614, 0.001, best=True, paper=0.2661), 
 RG = (("rg", "N@20"), (Cell(0.2785, span=2, best=True), Cell(None, text="-")))
 
 
-def test_levels_of_headings() -> None:
+def test_levels_of_headers() -> None:
     assert table(()).levels() == [
         [("ml-1m", 2), ("gowalla", 1)],
         [("lr=0.001", 1), ("lr=0.0001", 1), ("lr=0.001", 1)],
     ]
 
 
-def test_the_same_heading_under_two_parents_stays_two() -> None:
+def test_equal_headers_below_different_ones_are_not_merged() -> None:
     made = ReportTable("t", "", (), (("a", "x"), ("b", "x")), ())
     assert made.levels()[1] == [("x", 1), ("x", 1)]
 
@@ -40,7 +40,7 @@ def test_markdown_marks_and_fills_spans() -> None:
     assert lines[-1] == "A note."
 
 
-def test_csv_keeps_full_precision_and_one_column_for_each_side() -> None:
+def test_csv_has_full_precision_and_columns_for_spread_and_paper() -> None:
     rows = list(csv.reader(io.StringIO(comma_separated(table((SOFTMAX, RG))))))
     assert rows[0][:5] == ["loss", "metric", "ml-1m lr=0.001", "ml-1m lr=0.001 spread", "ml-1m lr=0.001 paper"]
     assert rows[1][2:5] == ["0.26614", "0.001", "0.2661"]
@@ -74,7 +74,7 @@ def test_names_cannot_break_a_table() -> None:
     assert body.count(" & ") == 4
 
 
-def test_numbers_that_are_none() -> None:
+def test_nan_infinity_and_missing_numbers() -> None:
     assert number_text(math.nan) == number_text(math.inf) == "-"
     assert str(Cell(None, text="none")) == "none"
     assert str(Cell(0.5, digits=1)) == "0.5"

@@ -1,4 +1,4 @@
-"""The page as a whole: what it says when much is missing, what names cannot do to it, what a browser makes of it."""
+"""The page of the report: complete and incomplete studies, hostile names, and how a browser draws it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 
 
 class Text(HTMLParser):
-    """The words of a page, its tags and its attributes."""
+    """Collects the words of a page, its tags and its attributes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ def charts(path: Path) -> dict[str, dict]:
 
 
 def full_study(folder: Path) -> None:
-    """A little of everything."""
+    """Write a study that fills every section of the page."""
     grid(folder)
     grid(folder, ("softmax", "nce"), data=("ml-1m",), backbone=("mf", "sasrec"), lr=(1e-3, 1e-4))
     for k in (5, 10):
@@ -91,8 +91,8 @@ def test_every_section_of_a_full_study_has_content(full: Path) -> None:
     for section in build(study, EXTRA, PUBLISHED):
         assert section.cards or section.figures or section.tables, section.title
     said = words(full)
-    for heading in ("Findings", "Results", "Significance", "Curves", "Negatives", "Bayes ranking", "Gradients", "Cost"):
-        assert heading in said
+    for title in ("Findings", "Results", "Significance", "Curves", "Negatives", "Bayes ranking", "Gradients", "Cost"):
+        assert title in said
     for name in ("Bias and variance", "Data card: ml-1m", "the loss is nan", "0.2661", *QUALITY):
         assert name in said
 
@@ -126,7 +126,7 @@ def test_nothing_is_fetched(full: Path) -> None:
     assert {value for name, value in page.attributes if name == "href" and not str(value).startswith("#")} == set()
 
 
-def test_it_follows_the_wish_for_dark_and_the_width_of_the_window(full: Path) -> None:
+def test_it_has_a_dark_theme_and_fits_narrow_windows(full: Path) -> None:
     text = full.read_text(encoding="utf-8")
     assert "prefers-color-scheme: dark" in text
     assert 'name="viewport"' in text
@@ -139,13 +139,13 @@ def test_every_chart_has_its_place_and_its_data(full: Path) -> None:
     for chart in found.values():
         assert all(trace.get("x") or trace.get("z") for trace in chart["data"])
     heat = found["gradients-0"]["data"][0]
-    assert heat["z"][0][1] is None  # exactly 0: black
+    assert heat["z"][0][1] is None  # an entry that is exactly 0 is left out, so that the black behind it shows
     assert heat["zmax"] == pytest.approx(math.log10(0.5))
     assert found["growth-0"]["layout"]["yaxis"]["type"] == "log"
 
 
 def test_a_line_looks_the_same_in_every_panel(tmp_path: Path) -> None:
-    """Another panel has one of two variants alone: it keeps its dashes, and nothing else has them."""
+    """A line has the same dashes in a panel with two variants of its loss and in a panel with it alone."""
     for data, counts in (("one", (5, 10)), ("two", (10,))):
         for k in counts:
             write_run(tmp_path, data=data, loss="nce", num_negatives=k)
@@ -154,8 +154,8 @@ def test_a_line_looks_the_same_in_every_panel(tmp_path: Path) -> None:
     assert looks == {("nce (num_negatives=5)", "solid"), ("nce (num_negatives=10)", "dash")}
 
 
-def test_worlds_of_other_sizes_are_not_one_line(tmp_path: Path) -> None:
-    """What grows is the data of the same users and items."""
+def test_growth_joins_only_data_of_the_same_users_and_items(tmp_path: Path) -> None:
+    """Runs are joined to a line only if they have the same numbers of users and items."""
     for size, train in (("200x200x10", 1600), ("200x200x40", 6400), ("900x300x10", 7200)):
         sizes = {"users": 200, "items": 200, "train": train}
         write_run(tmp_path, size=size, regret=400 / train, sizes=sizes)
@@ -218,7 +218,7 @@ def test_metrics_that_are_not_numbers(tmp_path: Path) -> None:
     report(tmp_path, images=False)
 
 
-def test_names_from_data_are_only_text(tmp_path: Path) -> None:
+def test_names_from_data_are_escaped(tmp_path: Path) -> None:
     write_run(tmp_path, data=HOSTILE, name=HOSTILE)
     write_run(tmp_path, data=HOSTILE, name=HOSTILE, loss="nce")
     write_run(tmp_path, status="failed", reason=HOSTILE, lr=0.5)

@@ -1,4 +1,4 @@
-"""Reading runs, and taking those together that differ in the seed alone."""
+"""Reading runs from folders, and grouping those that differ in the seed alone into trials."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def labels(folder: Path) -> list[str]:
     return [trial.label for trial in trials(read_study(folder).done)]
 
 
-def test_seeds_are_taken_together(tmp_path: Path) -> None:
+def test_runs_that_differ_in_the_seed_are_one_trial(tmp_path: Path) -> None:
     for seed, quality in enumerate((0.2, 0.3, 0.4)):
         write_run(tmp_path, seed=seed, quality=quality)
     (trial,) = trials(read_study(tmp_path).done)
@@ -36,14 +36,14 @@ def test_one_seed_has_no_spread(tmp_path: Path) -> None:
     assert trial.spread("ndcg@20") is None
 
 
-def test_the_family_stands_in_its_order_and_the_references_after_it(tmp_path: Path) -> None:
+def test_losses_are_in_the_order_of_the_family_and_reference_losses_follow(tmp_path: Path) -> None:
     grid(tmp_path, losses=sorted(QUALITY))
     assert labels(tmp_path) == [name for name in (*FAMILY, *REFERENCE_LOSSES) if name in QUALITY]
 
 
 def test_a_label_names_what_varies_for_its_loss_and_nothing_else(tmp_path: Path) -> None:
     write_run(tmp_path, loss="softmax")
-    write_run(tmp_path, loss="softmax", backbone="sasrec")  # a backbone is no variant of a loss
+    write_run(tmp_path, loss="softmax", backbone="sasrec")  # the backbone is never part of a label
     for k in (5, 10):
         write_run(tmp_path, loss="nce", num_negatives=k, lr=1e-2)
     write_run(tmp_path, loss="sampled_softmax", num_negatives=7)
@@ -85,7 +85,7 @@ def test_what_varies_under_another_backbone_is_not_named(tmp_path: Path) -> None
 
 
 def test_labels_are_as_short_as_tells_trials_apart(tmp_path: Path) -> None:
-    """What follows from another setting, as the pool from the sampler, is not repeated."""
+    """A setting that follows from another one, as the pool does from the sampler, is not part of a label."""
     write_run(tmp_path, loss="nce", num_negatives=5)
     write_run(tmp_path, loss="nce", num_negatives=20)
     write_run(tmp_path, loss="nce", num_negatives=20, sampler="dns", pool=100)

@@ -1,4 +1,4 @@
-"""Paired comparisons over users."""
+"""Paired tests over users, and Holm's correction."""
 
 from __future__ import annotations
 

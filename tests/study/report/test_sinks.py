@@ -1,4 +1,4 @@
-"""Records for TensorBoard and MLflow; their packages are optional, so these tests run where they are."""
+"""Records for TensorBoard and MLflow; a test is skipped where its package, which is optional, is not installed."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_folder_that_cannot_be_written_to(study: Study, tmp_path: Path) -> Non
 
 @pytest.mark.filterwarnings("ignore")
 def test_mlflow(study: Study, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a folder, as a server needs the whole of MLflow
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # log to a folder: a server needs more than mlflow-skinny
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         mlflow = pytest.importorskip("mlflow")

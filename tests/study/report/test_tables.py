@@ -1,4 +1,4 @@
-"""The tables of the report on records with known effects."""
+"""The tables of the report, on generated records with known effects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from manymax.study.report.trials import Trial, at_best_rates, trials
 from tests.study.report.generated import grid, write_run
 
 
-def made(folder: Path) -> list[Trial]:
+def trials_in(folder: Path) -> list[Trial]:
     return trials(read_study(folder).done)
 
 
@@ -29,7 +29,7 @@ def row(table: ReportTable, *headers: str) -> tuple[Cell, ...]:
 def test_the_layout_of_results(tmp_path: Path) -> None:
     grid(tmp_path, losses=("softmax", "sparsemax"), data=("ml-1m", "gowalla"), lr=(1e-3, 1e-4), seed=(0, 1))
     write_run(tmp_path, loss="rg", solver="als", data="ml-1m", quality=0.9)
-    table = tables.results(made(tmp_path), "mf")
+    table = tables.results(trials_in(tmp_path), "mf")
     assert table.columns == (
         ("gowalla", "lr=0.001"),
         ("gowalla", "lr=0.0001"),
@@ -55,14 +55,14 @@ def test_the_layout_of_results(tmp_path: Path) -> None:
 
 def test_popularity_is_a_row_without_marks(tmp_path: Path) -> None:
     grid(tmp_path, losses=("softmax",), lr=(1e-3, 1e-4))
-    (cell,) = row(tables.results(made(tmp_path), "mf"), "popularity", "N@20")
+    (cell,) = row(tables.results(trials_in(tmp_path), "mf"), "popularity", "N@20")
     assert (cell.value, cell.span, cell.best, cell.overall) == (0.1, 2, False, False)
 
 
 def test_less_regret_is_better(tmp_path: Path) -> None:
     write_run(tmp_path, loss="softmax", regret=0.2)
     write_run(tmp_path, loss="nce", regret=0.1)
-    table = tables.results(made(tmp_path), "mf")
+    table = tables.results(trials_in(tmp_path), "mf")
     assert row(table, "nce", "regret@20")[0].overall
     assert not row(table, "softmax", "regret@20")[0].overall
 
@@ -73,21 +73,21 @@ def test_sweeps(tmp_path: Path) -> None:
         write_run(tmp_path, loss="nce", num_negatives=k, quality=quality - 0.05, lr=1e-4)
     write_run(tmp_path, loss="nce", sampler="dns", quality=0.4)
     write_run(tmp_path, loss="softmax")
-    table = tables.sweep(made(tmp_path), "num_negatives", {"sampler": "uniform"}, "k")
+    table = tables.sweep(trials_in(tmp_path), "num_negatives", {"sampler": "uniform"}, "k")
     assert table is not None
     assert [column[1] for column in table.columns[:3]] == ["k=5", "k=20", "k=100"]
     ((names, cells),) = table.rows
     assert names == ("planted", "mf", "nce")
     assert [cell.best for cell in cells[:3]] == [False, False, True]
     assert cells[0].value == pytest.approx(0.2, abs=0.01)  # the better learning rate
-    proposals = tables.sweep(made(tmp_path), "sampler", {}, "q")
+    proposals = tables.sweep(trials_in(tmp_path), "sampler", {}, "q")
     assert proposals is not None
     assert [column[1] for column in proposals.columns[:2]] == ["uniform", "dns"]
 
 
 def test_no_sweep_without_variation(tmp_path: Path) -> None:
     grid(tmp_path, losses=("softmax", "nce"))
-    assert tables.sweep(made(tmp_path), "num_negatives", {}, "k") is None
+    assert tables.sweep(trials_in(tmp_path), "num_negatives", {}, "k") is None
     assert tables.sweep([], "num_negatives", {}, "k") is None
 
 
@@ -95,7 +95,7 @@ def test_significance_is_of_the_best_against_the_others(tmp_path: Path) -> None:
     write_run(tmp_path, loss="softmax", quality=0.3)
     write_run(tmp_path, loss="nce", quality=0.2)
     write_run(tmp_path, loss="entmax", quality=0.3001)
-    table = tables.significance(made(tmp_path))
+    table = tables.significance(trials_in(tmp_path))
     assert {names[2] for names, _ in table.rows} == {"entmax"} or {names[2] for names, _ in table.rows} == {"softmax"}
     by_other = {names[3]: cells for names, cells in table.rows}
     assert by_other["nce"][4].best
@@ -104,7 +104,7 @@ def test_significance_is_of_the_best_against_the_others(tmp_path: Path) -> None:
 
 
 def test_where_less_is_better_the_best_has_the_least(tmp_path: Path) -> None:
-    """A study that records the regret alone: the choice of the rate, the tests and the pace go by it."""
+    """In a study with the regret as its only metric, the choice of the rate, the tests and the pace go by it."""
     for loss, lr, regret in (("softmax", 1e-3, 0.2), ("softmax", 1e-4, 0.4), ("nce", 1e-3, 0.3)):
         folder = write_run(tmp_path, loss=loss, lr=lr, regret=regret)
         record = read_json(folder / RECORD)
@@ -113,9 +113,9 @@ def test_where_less_is_better_the_best_has_the_least(tmp_path: Path) -> None:
         shift = torch.linspace(-0.01, 0.01, 50)
         users = np.array([f"u{i}" for i in range(50)])
         write_users(folder, users, {"regret@20": regret + shift * shift.roll(int(100 * regret))})
-    best, other = at_best_rates(made(tmp_path), "regret@20")
+    best, other = at_best_rates(trials_in(tmp_path), "regret@20")
     assert (best.loss, best.lr, other.loss) == ("softmax", 1e-3, "nce")
-    ((names, cells),) = tables.significance(made(tmp_path)).rows
+    ((names, cells),) = tables.significance(trials_in(tmp_path)).rows
     assert names[2:] == ("softmax", "nce")
     assert cells[0].value == pytest.approx(-0.1, abs=1e-3)
     values = np.array([0.5, 0.25, 0.3, 0.205, 0.2, 0.6])
@@ -128,7 +128,7 @@ def test_where_less_is_better_the_best_has_the_least(tmp_path: Path) -> None:
 
 def test_cost(tmp_path: Path) -> None:
     write_run(tmp_path, epochs=10, seconds_per_epoch=3.0, speed=2.0)
-    (cells,) = [cells for _, cells in pace.cost(made(tmp_path)).rows]
+    (cells,) = [cells for _, cells in pace.cost(trials_in(tmp_path)).rows]
     epochs, best_epoch, training, evaluation, arrives, total, memory = (cell.value for cell in cells)
     assert (epochs, best_epoch) == (10, 9)
     assert training == pytest.approx(3.0)
@@ -142,14 +142,14 @@ def test_cost(tmp_path: Path) -> None:
 def test_arrival_never(tmp_path: Path) -> None:
     write_run(tmp_path)
     write_run(tmp_path, loss="nce", curve=False)
-    with_curve, without = made(tmp_path)
+    with_curve, without = trials_in(tmp_path)
     assert pace.arrival(with_curve, "ndcg@20", "epoch", goal=2.0) is None
     assert pace.arrival(without, "ndcg@20", "epoch") is None
 
 
 def test_the_longest_wait_for_a_better_value(tmp_path: Path) -> None:
     write_run(tmp_path)
-    (trial,) = made(tmp_path)
+    (trial,) = trials_in(tmp_path)
     values = np.array([0.1, 0.3, 0.2, 0.3, 0.3, 0.4, 0.5, 0.1, 0.1, 0.1, 0.1, 0.1])
     trial.__dict__["curve"] = {"epoch": np.arange(1.0, 13.0), "ndcg@20": values}  # waits 1, 1, 4, 1; then the end
     assert pace.longest_wait(trial, "ndcg@20") == 4
@@ -159,10 +159,10 @@ def test_the_longest_wait_for_a_better_value(tmp_path: Path) -> None:
 def test_data_and_cards(tmp_path: Path) -> None:
     write_run(tmp_path, data="b.csv", num_users=200)
     write_run(tmp_path, data="a.csv", num_users=1234)
-    made_of = made(tmp_path)
-    assert [names for names, _ in tables.data_sets(made_of).rows] == [("a", "ratio"), ("b", "ratio")]
-    assert str(row(tables.data_sets(made_of), "a", "ratio")[0]) == "1,234"
-    first, second = tables.cards(made_of)
+    all_trials = trials_in(tmp_path)
+    assert [names for names, _ in tables.data_sets(all_trials).rows] == [("a", "ratio"), ("b", "ratio")]
+    assert str(row(tables.data_sets(all_trials), "a", "ratio")[0]) == "1,234"
+    first, second = tables.cards(all_trials)
     assert (first.title, second.title) == ("Data card: a, ratio", "Data card: b, ratio")
     assert str(row(first, "raw")[2]) == "4,000"
     assert str(row(first, "5-core")[2]) == ""
