@@ -46,7 +46,7 @@ def report(
 def write_report(folder: Path, out: Path | None = None, *, images: bool = True) -> Path:
     """Write the page of a study with the sections on the paper's findings and numbers; returns the path of the page.
 
-    The report itself knows nothing of the paper: what it is to say of it is handed over here.
+    The report package knows nothing of the paper, so its sections and numbers are handed over here.
     """
     from manymax.paper.page_sections import EXTRA, PUBLISHED  # only a page needs it, not the command line
 

@@ -27,7 +27,7 @@ def curves(trials: Sequence[Trial], column: str, unit: str) -> Figure:
     """
     names = metrics(trials)
     panels, without, variants = [], set(), _variants(trials)
-    for place, own in _by_place(_chosen(trials)).items():
+    for place, own in _by_place(_at_best_rates(trials)).items():
         drawn = [trial for trial in own if names[0] in trial.curve and column in trial.curve]
         without |= {trial.label for trial in own if trial not in drawn}
         lines = tuple(
@@ -99,7 +99,7 @@ def growth(trials: Sequence[Trial]) -> Figure:
     """Regret against the number of training interactions, on planted data, whose best possible ranking is known."""
     lines: dict[tuple[str, str, str], dict[int, Trial]] = defaultdict(dict)
     regret = next((name for name in metrics(trials) if name.startswith("regret")), None)
-    for trial in _chosen(trials) if regret else []:
+    for trial in _at_best_rates(trials) if regret else []:
         size = trial.runs[0].record.sizes.get("train")
         if regret in trial.runs[0].record.test and size:
             lines[_growing_place(trial), trial.label, trial.loss][size] = trial
@@ -136,7 +136,7 @@ def trade_off(trials: Sequence[Trial]) -> Figure:
     """The test metric against training seconds, one point per method."""
     names, variants = metrics(trials), _variants(trials)
     panels = []
-    for place, own in _by_place(_chosen(trials)).items():
+    for place, own in _by_place(_at_best_rates(trials)).items():
         lines = []
         for trial in own:
             seconds, value = trial.average(lambda r: r.seconds.get("training")), trial.mean(names[0])
@@ -155,7 +155,7 @@ def heat_maps(trials: Sequence[Trial], what: str) -> Figure:
 
     They are those of the data set and backbone for which most losses were measured.
     """
-    places = _by_place(trial for trial in _chosen(trials) if trial.runs[0].probe.get(what))
+    places = _by_place(trial for trial in _at_best_rates(trials) if trial.runs[0].probe.get(what))
     place, own = max(places.items(), key=lambda item: len(item[1]), default=(("", ""), []))
     labels = {
         "gradients": ("rank of the item", "test user", "Gradients of the loss in the scores"),
@@ -186,7 +186,7 @@ def _heat_title(trial: Trial, what: str) -> str:
     return trial.label if what != "gradients" or share is None else f"{trial.label}: {share:.0%} of negatives at 0"
 
 
-def _chosen(trials: Sequence[Trial]) -> list[Trial]:
+def _at_best_rates(trials: Sequence[Trial]) -> list[Trial]:
     """The trials with the learning rate that is best on the validation part; none where no run has a metric."""
     names = metrics(trials)
     return at_best_rates(trials, names[0]) if names else []
@@ -195,7 +195,7 @@ def _chosen(trials: Sequence[Trial]) -> list[Trial]:
 def bias_variance(trials: Sequence[Trial]) -> Figure:
     """Predicted and measured bias and variance of the sampled losses against k."""
     panels = []
-    for trial in _chosen(trials):
+    for trial in _at_best_rates(trials):
         rows = trial.runs[0].probe.get("approximations")
         if trial.loss == BASELINE.name and rows:
             panels += [_predicted_and_measured(trial, rows, what) for what in ("bias", "variance")]
