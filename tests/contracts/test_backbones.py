@@ -1,4 +1,4 @@
-"""What every backbone does, asked of every row of the table and of one that a user wrote."""
+"""The contract of backbones, tested on every row of `BACKBONES` and on one that is written outside of the package."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ U, C, DIM = 40, 24, 8
 
 
 class MeanOfHistory(Backbone):
-    """Somebody's own: the mean of the latest items, turned by a matrix."""
+    """A backbone from outside of the package: the mean of the latest items, times a matrix."""
 
     needs_history = True
 
@@ -58,7 +58,7 @@ each = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 
 @dataclass(frozen=True)
 class Choice:
-    """Small settings."""
+    """The settings of small backbones."""
 
     dim: int = DIM
     layers: int = 2
@@ -95,7 +95,7 @@ def batches_of(backbone: Backbone, split: Split, batch_size: int = 64, **options
 
 
 def asking(backbone: Backbone, split: Split, users: Tensor | None = None) -> Batch:
-    """The batch of evaluation."""
+    """The batch with which users are evaluated: all that training knows of them, and no target."""
     users = torch.arange(U) if users is None else users
     known = known_lists(split, "test")
     return Batch(users, known.padded(users, backbone.max_length) if backbone.needs_history else None)
@@ -108,7 +108,7 @@ def scores_of(backbone: Backbone, split: Split) -> Tensor:
 
 
 def heads() -> dict[str, Any]:
-    """Every member of the family and every reference, for the vectors of a backbone."""
+    """A head for every member of the family and every reference loss, for the vectors of a backbone."""
     made: dict[str, Any] = {}
     for member in (*FAMILY.values(), *REFERENCE_LOSSES.values()):
         tree = {"tree": manymax.HuffmanTree(torch.arange(1, C + 1))} if member.kind == "tree" else {}
@@ -123,7 +123,7 @@ def loss_of(backbone: Backbone, head: nn.Module, batch: Batch) -> Tensor:
 
 
 def train(backbone: Backbone, head: nn.Module, split: Split, steps: int = 60) -> None:
-    """Steps over all positives at once."""
+    """Train by steps on all positives at once."""
     optimizer = torch.optim.Adam([*backbone.parameters(), *head.parameters()], lr=0.05)
     batch = batches_of(backbone.train(), split, batch_size=split.train.items.numel())[0]
     for _ in range(steps):

@@ -1,4 +1,4 @@
-"""What version 0.1.0 left still works: state dicts load, its study is finished and reported, its runs go on.
+"""Files of version 0.1.0 still work: state dicts load, its study is found finished and reported, its runs resume.
 
 The files are in `tests/fixtures/v0_1_0`, with the script that made them.
 """
@@ -41,7 +41,7 @@ TREES = [name for name in HEADS if name.startswith("hierarchical")]
 
 
 def build(what: Any) -> Any:
-    """What `heads.json` describes."""
+    """The object that an entry of `heads.json` describes."""
     match what:
         case {"class": name, "args": args, "kwargs": kwargs}:
             return pkgutil.resolve_name(name)(*map(build, args), **{key: build(each) for key, each in kwargs.items()})
@@ -56,10 +56,10 @@ def build(what: Any) -> Any:
 
 
 def check(head: Any, name: str) -> None:
-    """The head loads the state of that name, and then has the old loss and ranking."""
+    """Check that the head loads the state of that name and then gives the loss and ranking of version 0.1.0."""
     for tensor in head.state_dict().values():
         if tensor.is_floating_point():
-            tensor.zero_()  # every number comes from the file
+            tensor.zero_()  # so that every number must come from the file
     head.load_state_dict(load_file(OLD / "heads" / f"{name}.safetensors"))
     expected = HEADS[name]
     args, kwargs = expected["call"]["args"], expected["call"]["kwargs"]
@@ -98,7 +98,7 @@ Command = Callable[..., str]
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Calls `manymax`, which must end well, and gives what it printed."""
+    """A function that calls `manymax`, checks that it succeeds, and returns what it printed."""
 
     def call(*arguments: object) -> str:
         monkeypatch.setattr(sys, "argv", ["manymax", *map(str, arguments)])
@@ -116,7 +116,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 @pytest.fixture
 def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the finished study, seen from the folder with its file and its data."""
+    """A copy of the finished study; the working directory is the folder with its file and its data."""
     for name in ("study.toml", "loans.csv"):
         shutil.copy(OLD / name, tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -150,7 +150,11 @@ def test_the_models_of_a_study_recommend_the_same(study: Path, command: Command)
 
 @pytest.mark.parametrize("name", ["sparsemax", "dns"])
 def test_an_interrupted_run_goes_on_from_its_checkpoint(name: str, tmp_path: Path, command: Command) -> None:
-    """Processors round differently, and a run that began again would have other seconds in its first epochs."""
+    """Metrics are compared with a tolerance, because processors round differently.
+
+    That the run did not begin again shows in the rows of its first epochs, which must be those of the checkpoint, with
+    the seconds that they took then.
+    """
     run, whole = tmp_path / "run", OLD / "interrupted" / "expected" / name
     shutil.copytree(OLD / "interrupted" / name, run)
     with safe_open(run / "checkpoint.safetensors", framework="pt") as file:

@@ -1,4 +1,4 @@
-"""A row that is added to a table brings its settings along: to the command line, to files, to records and to runs."""
+"""Settings of a row that is added to a table are known on the command line, in files, in records and in runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from manymax.study.run_options import flat
 from manymax.study.study_file import StudyConfig, expand
 from manymax.study.supervisor import ProgressReporter
 
-# Taylor-softmax by other names: a member that no line of the project knows.
+# Taylor-softmax under other names: a member that nothing in the project names.
 KNOWN = FAMILY["taylor_softmax"]
 DEGREE = replace(KNOWN.settings[0], option="degree", most=6, help="Of the polynomial; even.")
 MINE = replace(KNOWN, name="mine", class_name="Mine", aliases=("own",), settings=(DEGREE,))
@@ -45,7 +45,7 @@ def options(settings: dict[str, object]) -> list[str]:
     return [text for name, value in settings.items() for text in (f"--{name.replace('_', '-')}", str(value))]
 
 
-def test_its_setting_is_an_option_of_a_command_that_is_built_afterwards() -> None:
+def test_the_setting_of_an_added_member_becomes_a_command_line_option() -> None:
     before = command("train", "--help").stdout
     with FAMILY.extended(MINE):
         during = command("train", "--help").stdout
@@ -84,7 +84,7 @@ def test_a_grid_takes_it_flat_nested_and_with_losses_that_do_not_have_it() -> No
 
 
 class Interrupting(ProgressReporter):
-    """Presses Ctrl-C at a step."""
+    """Raises SIGINT, the signal of Ctrl-C, at a step."""
 
     def __init__(self, at: int) -> None:
         self.at = at
@@ -120,7 +120,7 @@ def test_settings_of_other_members_keep_their_hash_and_their_records() -> None:
         assert RunConfig(loss="entmax").flat() == form
 
 
-def test_samplers_and_backbones_bring_theirs_too() -> None:
+def test_settings_of_added_samplers_and_backbones_become_options() -> None:
     sampler = replace(SAMPLERS["popularity"], name="mine", aliases=(), settings=(DEGREE,))
     with SAMPLERS.extended(sampler):
         assert RunConfig(loss="ssm", sampler="mine", degree="4").sampler.own == {"degree": 4}

@@ -1,4 +1,4 @@
-"""Batches: each epoch goes over the training part exactly once, and grouping changes no loss."""
+"""Batches: each epoch has every pair of the training part once, and grouping pairs does not change the loss."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BY_ID, BY_HISTORY = SimpleNamespace(needs_history=False), SimpleNamespace(needs_
 C = 30
 
 items = st.lists(st.integers(0, C - 1), max_size=12)
-ragged = st.lists(items, min_size=1, max_size=15).map(lambda lists: [*lists, [3, 8]])  # something to learn from
+ragged = st.lists(items, min_size=1, max_size=15).map(lambda lists: [*lists, [3, 8]])  # one with two items
 
 
 def split_of(lists: list[list[int]]) -> Split:
@@ -40,7 +40,7 @@ def epoch(split: Split, reader: SimpleNamespace, batch_size: int = 8, seed: int 
 
 
 def pairs_of(batch: Batch) -> Counter[tuple[int, int]]:
-    """The (user, item) pairs of a grouped target, with how often each counts."""
+    """The (user, item) pairs of a grouped target, and how often each counts."""
     target = batch.target
     assert isinstance(target, Target)
     assert target.ids is not None
@@ -74,19 +74,19 @@ def test_batches_of_pairs_are_full(lists: list[list[int]], batch_size: int) -> N
 @settings(max_examples=40)
 @given(ragged, st.integers(1, 5))
 def test_chunks_hold_a_few_pairs_of_one_user_each(lists: list[list[int]], chunk: int) -> None:
-    whole = epoch(split_of(lists), BY_ID, 1, batches="chunks", chunk=chunk)  # a pair at a time shows the order
+    whole = epoch(split_of(lists), BY_ID, 1, batches="chunks", chunk=chunk)  # batches of one pair show the order
     order = [int(batch.users) for batch in whole]
     runs = [(user, len(list(group))) for user, group in itertools.groupby(order)]
     for user, items in enumerate(lists):
         mine = [length for owner, length in runs if owner == user]
         assert sum(mine) == len(items)
-        assert len(mine) <= math.ceil(len(items) / chunk)  # neighbouring chunks of one user look like one
+        assert len(mine) <= math.ceil(len(items) / chunk)  # two neighbouring chunks of one user look like one
 
 
 @settings(max_examples=40)
 @given(ragged, st.integers(2, 5))
-def test_chunks_as_two_lists_of_python_lay_them_out(lists: list[list[int]], chunk: int) -> None:
-    """The same two draws, spelled out: the order of kept records depends on them."""
+def test_chunks_equal_those_of_a_slow_python_version(lists: list[list[int]], chunk: int) -> None:
+    """The same two random draws in plain Python: the results in stored records depend on this order."""
     train, rng = split_of(lists).train, generator(0, "shuffle")
     users, by_user = train.users().tolist(), [[] for _ in lists]
     for pair in torch.randperm(len(users), generator=rng).tolist():
@@ -98,7 +98,7 @@ def test_chunks_as_two_lists_of_python_lay_them_out(lists: list[list[int]], chun
     assert found.tolist() == expected
 
 
-def test_chunks_are_drawn_anew_and_not_by_place() -> None:
+def test_chunks_differ_between_seeds_and_do_not_follow_the_order_of_the_list() -> None:
     split = split_of([list(range(12))] * 3)
     seen = {tuple(int(b.target.ids[0, 0]) for b in epoch(split, BY_ID, 1, seed, batches="chunks")) for seed in range(5)}
     assert len(seen) == 5
@@ -145,7 +145,7 @@ def rows_of(batch: Batch) -> list[tuple[int, tuple[int, ...]]]:
 
 @settings(max_examples=40)
 @given(ragged, st.integers(1, 20), st.integers(1, 6))
-def test_all_positions_are_one_row_a_user(lists: list[list[int]], batch_size: int, max_length: int) -> None:
+def test_all_positions_are_one_row_per_user(lists: list[list[int]], batch_size: int, max_length: int) -> None:
     found = {}
     for batch in epoch(split_of(lists), BY_HISTORY, batch_size, max_length=max_length):
         assert batch.every_position
@@ -184,7 +184,7 @@ def test_windows_hold_every_position_once(lists: list[list[int]], batch_size: in
         assert all(length == max_length for length in lengths[2:])  # only the first and the last may be shorter
 
 
-def test_windows_are_cut_anew_in_each_epoch() -> None:
+def test_windows_are_cut_at_other_places_in_each_epoch() -> None:
     split = split_of([list(range(C)) for _ in range(20)])
 
     def lengths(seed: int) -> list[int]:
@@ -196,7 +196,7 @@ def test_windows_are_cut_anew_in_each_epoch() -> None:
 
 @settings(max_examples=40)
 @given(ragged, st.integers(1, 20), st.integers(1, 6))
-def test_prefixes_are_one_row_an_item(lists: list[list[int]], batch_size: int, max_length: int) -> None:
+def test_prefixes_are_one_row_per_item(lists: list[list[int]], batch_size: int, max_length: int) -> None:
     found: Counter[tuple[int, tuple[int, ...], int]] = Counter()
     sizes = []
     for batch in epoch(split_of(lists), BY_HISTORY, batch_size, positions="prefix", max_length=max_length):
@@ -222,7 +222,7 @@ MODES = [
 
 
 @pytest.mark.parametrize(("reader", "options"), MODES)
-def test_the_order_is_the_generators_alone(reader: SimpleNamespace, options: dict[str, str]) -> None:
+def test_the_order_depends_on_the_generator_only(reader: SimpleNamespace, options: dict[str, str]) -> None:
     split = split_of([[(user * 7 + place) % C for place in range(9)] for user in range(20)])
 
     def users(seed: int) -> list[int]:
@@ -257,7 +257,7 @@ def test_wrong_options_are_refused(options: dict, complaint: str) -> None:
 
 
 @pytest.mark.parametrize(("reader", "options"), MODES)
-def test_data_that_nothing_can_be_learned_from_is_refused(reader: SimpleNamespace, options: dict[str, str]) -> None:
+def test_data_without_anything_to_learn_is_refused(reader: SimpleNamespace, options: dict[str, str]) -> None:
     lists = [[1], [2], []] if reader.needs_history else [[], []]
     with pytest.raises(ArgumentError, match="`split` has nothing to train on"):
         epoch(split_of(lists), reader, **options)

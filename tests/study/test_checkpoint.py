@@ -1,4 +1,4 @@
-"""Checkpoints: everything comes back bit for bit, and damaged or foreign files are refused in words."""
+"""Checkpoints: everything is restored bit for bit, and damaged or foreign files are refused with a message."""
 
 from __future__ import annotations
 
@@ -71,6 +71,6 @@ def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
     assert load_checkpoint(path, "hash")[0] == TrainingState()
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ManymaxError, match=r"m\.safetensors is not a model of manymax"):
         read_tensors(tmp_path / "m.safetensors", "model")

@@ -1,4 +1,4 @@
-"""Settings: one name each, wrong ones refused in words, and a hash that is equal exactly for equal runs."""
+"""Settings: their names, errors for wrong ones, and a hash that is equal for equal runs only."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from manymax.study.run_options import FLAT_FORM, flat, options
         ({"split": "random"}, "`split`: input should be 'ratio'"),
     ],
 )
-def test_a_wrong_setting_is_refused_in_words(settings: dict, complaint: str) -> None:
+def test_a_wrong_setting_is_refused_with_a_message(settings: dict, complaint: str) -> None:
     with pytest.raises(ManymaxError) as caught:
         RunConfig(**settings)
     assert complaint in str(caught.value)
@@ -65,7 +65,7 @@ def test_text_as_on_a_command_line() -> None:
     assert RunConfig(cutoffs=[5, 20], monitor="recall@5").monitored == "recall@5"
 
 
-def test_other_names_are_made_one() -> None:
+def test_aliases_become_the_canonical_name() -> None:
     assert RunConfig(loss="hsm").content_hash() == RunConfig(loss="hierarchical_softmax").content_hash()
     short, long = RunConfig(loss="ssm", sampler="pop"), RunConfig(loss="sampled_softmax", sampler="popularity")
     assert short.content_hash() == long.content_hash()
@@ -173,13 +173,13 @@ def test_nested_and_flat_settings_are_the_same_run(nested: dict, same: dict) -> 
     ],
     ids=str,
 )
-def test_what_a_row_declares_is_checked_by_its_record(settings: dict, complaint: str) -> None:
+def test_settings_that_a_row_declares_are_checked(settings: dict, complaint: str) -> None:
     with pytest.raises(ManymaxError) as caught:
         RunConfig(**settings)
     assert complaint in str(caught.value)
 
 
-def test_a_record_holds_what_has_an_effect() -> None:
+def test_a_record_holds_the_settings_that_have_an_effect() -> None:
     nested = RunConfig(loss="nce", sampler="popularity").nested()
     assert nested["loss"] == {"name": "nce", "hit_policy": None, "log_z": None, "learnable_log_z": False}
     assert nested["sampler"]["power"] == 1.0
@@ -198,7 +198,7 @@ def test_a_setting_with_a_name_that_is_taken_is_refused() -> None:
 ROOT = Path(__file__).parents[2]
 KEPT, OLD = ROOT / "results", ROOT / "tests" / "fixtures" / "v0_1_0"
 
-# Records that no version of `RunConfig` since 0.1.0 gives the hash that they hold: older ones, or edited.
+# Number of records whose hash no `RunConfig` since 0.1.0 computes: they are older, or were edited.
 OLDER = 51
 
 

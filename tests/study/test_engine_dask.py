@@ -1,4 +1,4 @@
-"""Studies on a cluster: the records of the local engine, whatever happens to the workers."""
+"""Studies on a cluster give the records of the local engine, whatever happens to the workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from manymax.study.engines_dask import VERSION, DaskEngine, run_on_worker
 from manymax.study.records import CHECKPOINT, MODEL, RECORD, read_record
 
 SOURCE = Path(__file__).parents[2] / "src"
-RUN = "manymax.study.engines_dask"  # in the command line of a run's process
+RUN = "manymax.study.engines_dask"  # is in the command line of the process of a run
 FILE = """
 [settings]
 data = "planted"
@@ -69,7 +69,7 @@ def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 def runs_below(ancestor: int) -> dict[int, int]:
-    """{process of a run: its worker} of those that descend from a process."""
+    """{process of a run: its worker} of the runs below a process."""
     parents, found = {}, []
     for path in Path("/proc").glob("[0-9]*"):
         try:
@@ -94,7 +94,7 @@ def wait_for(condition, process: subprocess.Popen[str], seconds: float = 200) ->
 
 
 def outcome_of(folder: Path) -> dict[str, object]:
-    """What is to be the same on every engine: settings, metrics to the last bit, and weights."""
+    """What must be the same on every engine: settings, metrics to the last bit, and weights."""
     found = {}
     for path in folder.glob(f"*/{RECORD}"):
         record = read_record(path.parent)
@@ -126,7 +126,7 @@ def test_a_killed_worker_is_replaced_and_the_records_are_those_of_the_local_engi
 
 @pytest.fixture
 def address(tmp_path: Path) -> Iterator[str]:
-    """A scheduler and a worker of two threads, as a user starts them."""
+    """A scheduler and a worker of two threads, as they are started from a shell."""
     pytest.importorskip("distributed")
     file = tmp_path / "scheduler.json"
     scheduler = start("-m", "dask", "scheduler", "--port", 0, "--no-dashboard", "--scheduler-file", file)
@@ -140,7 +140,7 @@ def address(tmp_path: Path) -> Iterator[str]:
 
 @linux
 @pytest.mark.slow
-def test_a_cluster_that_is_there_does_the_runs_and_ctrl_c_saves_them(address: str, tmp_path: Path) -> None:
+def test_a_running_cluster_does_the_runs_and_ctrl_c_saves_them(address: str, tmp_path: Path) -> None:
     file = tmp_path / "study.toml"
     command = ["-m", "manymax", "study", file, "--out", tmp_path / "out", "--no-report"]
     cluster = ["--engine", "dask", "--address", address]
@@ -160,7 +160,7 @@ def test_a_cluster_that_is_there_does_the_runs_and_ctrl_c_saves_them(address: st
 
 
 @pytest.mark.slow
-def test_a_cluster_that_cannot_be_reached_is_named_in_time(tmp_path: Path) -> None:
+def test_a_cluster_that_cannot_be_reached_is_named_after_some_seconds(tmp_path: Path) -> None:
     pytest.importorskip("distributed")
     process = start("-m", "manymax", "study", "--engine", "dask", "--address", "tcp://127.0.0.1:9", cwd=tmp_path)
     _, errors = finish(process)
@@ -176,14 +176,14 @@ def test_a_cluster_that_cannot_be_reached_is_named_in_time(tmp_path: Path) -> No
         (["--address", "tcp://x:1"], "`--address` is that of a dask cluster: add `--engine dask`"),
     ],
 )
-def test_options_that_make_no_sense(options: list[str], complaint: str, tmp_path: Path) -> None:
+def test_options_that_do_not_fit_together_are_refused(options: list[str], complaint: str, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["study", "--out", str(tmp_path / "out"), *options])
     assert isinstance(result.exception, ManymaxError)
     assert complaint in str(result.exception)
     assert not (tmp_path / "out").exists()
 
 
-def test_without_the_extra_one_is_told_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_dask_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(ManymaxError, match=r'pip install "manymax\[cluster\]"'):
         DaskEngine()

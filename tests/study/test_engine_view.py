@@ -1,4 +1,4 @@
-"""The one view of all runs of a study: where each stands, read from its checkpoint."""
+"""The live view of a study: the progress of each run, read from its checkpoint."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from manymax.study.records import CHECKPOINT
 from manymax.study.study_file import expand, read_study_file
 from manymax.study.sweep import sweep
 
-STANDING = TrainingState(epoch=2, batch=1, step=9, best_epoch=1, best_value=0.25)
+STATE = TrainingState(epoch=2, batch=1, step=9, best_epoch=1, best_value=0.25)
 
 
 def jobs(folder: Path) -> list[Job]:
     made = [Job(RunConfig(loss=loss, epochs=10), folder / loss) for loss in ("softmax", "nce")]
     made[0].folder.mkdir()
-    save_checkpoint(made[0].folder / CHECKPOINT, "hash", STANDING, {"w": torch.zeros(3)})
+    save_checkpoint(made[0].folder / CHECKPOINT, "hash", STATE, {"w": torch.zeros(3)})
     return made
 
 
-def test_a_terminal_sees_every_run_that_is_under_way(tmp_path: Path) -> None:
+def test_a_terminal_shows_every_run_that_is_under_way(tmp_path: Path) -> None:
     out = io.StringIO()
     with StudyProgress(Console(file=out, force_terminal=True, width=100)) as watch:
         watch(jobs(tmp_path))
@@ -34,24 +34,24 @@ def test_a_terminal_sees_every_run_that_is_under_way(tmp_path: Path) -> None:
     assert "planted mf nce seed 0: under way" in out.getvalue()
 
 
-def test_a_file_sees_nothing_that_moves(tmp_path: Path) -> None:
+def test_output_to_a_file_has_no_live_view(tmp_path: Path) -> None:
     out = io.StringIO()
     with StudyProgress(Console(file=out, force_terminal=False)) as watch:
         watch(jobs(tmp_path))
     assert out.getvalue().strip() == ""
 
 
-def test_a_checkpoint_tells_where_its_run_stood(tmp_path: Path) -> None:
+def test_the_training_state_is_read_from_a_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / CHECKPOINT
     assert read_training_state(path) is None
     path.write_bytes(b"{")
     assert read_training_state(path) is None
-    save_checkpoint(path, "hash", STANDING, {"w": torch.zeros(3)})
-    assert read_training_state(path) == STANDING
+    save_checkpoint(path, "hash", STATE, {"w": torch.zeros(3)})
+    assert read_training_state(path) == STATE
 
 
-class Pretended:
-    """An engine that does nothing, in two rounds, and says that the process died."""
+class DyingEngine:
+    """An engine that starts no process and reports every run as dead, with exit code 1."""
 
     slots = 2
 
@@ -70,9 +70,9 @@ class Pretended:
         self.stopped = started
 
 
-def test_any_engine_is_told_apart_from_its_runs(tmp_path: Path) -> None:
-    """Runs are given up after three attempts, whoever makes them, and all are seen under way."""
-    engine, seen = Pretended(), set()
+def test_runs_are_given_up_after_three_attempts_on_any_engine(tmp_path: Path) -> None:
+    """Every run is also shown as being under way."""
+    engine, seen = DyingEngine(), set()
     configs = expand(read_study_file(None))[:3]
     outcome = sweep(
         configs, tmp_path, engine=engine, on_poll=lambda jobs: seen.update(j.config.loss.name for j in jobs)

@@ -1,4 +1,4 @@
-"""Files appear whole or not at all; a folder belongs to one process at a time."""
+"""Files appear complete or not at all; a folder belongs to one process at a time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_file_that_fails_half_way_leaves_the_old_one(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
 
 
-def test_json_that_is_none_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_values_that_json_does_not_have_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         write_json(tmp_path / "a.json", {"value": float("nan")})
     assert list(tmp_path.iterdir()) == []
@@ -42,7 +42,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: str) -> None:
         read_json(path)
 
 
-def test_leftovers_of_a_killed_process_go(tmp_path: Path) -> None:
+def test_files_left_by_a_killed_process_are_removed(tmp_path: Path) -> None:
     (tmp_path / ".a.json.1.abc.partial").write_text("half", encoding="utf-8")
     write_json(tmp_path / "a.json", 1)
     remove_partial(tmp_path)
@@ -58,7 +58,7 @@ with locked(pathlib.Path(sys.argv[1])):
 """
 
 
-def test_a_second_process_is_told_to_wait_and_a_killed_one_holds_nothing(tmp_path: Path) -> None:
+def test_a_second_process_is_refused_and_a_killed_one_releases_the_lock(tmp_path: Path) -> None:
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -73,7 +73,7 @@ def test_a_second_process_is_told_to_wait_and_a_killed_one_holds_nothing(tmp_pat
             pass
 
 
-def test_a_folder_that_cannot_be_made_is_an_error_in_words(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text(json.dumps(1), encoding="utf-8")
     with pytest.raises(ManymaxError, match="cannot be written to"), locked(tmp_path / "file" / "run"):
         pass

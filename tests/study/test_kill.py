@@ -1,4 +1,4 @@
-"""`kill -9` at random moments: the run that goes on ends with the bits of one that was never interrupted."""
+"""`kill -9` at random moments: the resumed run ends bit for bit like one that was never interrupted."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 from manymax.study.records import read_record
 
-# Children are forked from a process that has everything imported, so that a start costs milliseconds. The clock of a
-# child runs from the beginning of its training; every step ends with a checkpoint, so kills fall into writing too.
+# Runs are forked from a process that has imported everything, so that a start costs milliseconds. The time of a kill
+# counts from the beginning of the training. Every step ends with a checkpoint, so that some kills hit a write.
 SCRIPT = """
 import json, os, pathlib, random, signal, sys, time
 import torch
@@ -81,7 +81,7 @@ SETTINGS = {
 
 
 @pytest.mark.slow
-def test_a_run_killed_twenty_times_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
+def test_a_run_killed_twenty_times_ends_like_an_uninterrupted_one(tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(tmp_path), json.dumps(SETTINGS), "20"],
         capture_output=True,
@@ -91,7 +91,7 @@ def test_a_run_killed_twenty_times_ends_as_if_it_had_not_been(tmp_path: Path) ->
     assert result.returncode == 0, result.stderr
     rounds = json.loads(result.stdout)
     assert sum(map(len, rounds)) == 20
-    assert sum(map(sum, rounds)) >= 10  # most kills found a run that had got somewhere
+    assert sum(map(sum, rounds)) >= 10  # most kills hit a run that had made progress
     whole = tmp_path / "whole"
     expected = read_record(whole)
     assert expected.epochs < 30, "early stopping is part of the test"

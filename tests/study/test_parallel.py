@@ -36,7 +36,7 @@ OPTIONS = ["--epochs", "30", "--patience", "30", "--eval-every", "30", "--checkp
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run by two processes that nothing has disturbed."""
+    """The folder of an uninterrupted run of two processes."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     out, errors, code = finish(start(TORCHRUN, *OPTIONS, str(folder)))
     assert code == 0, errors
@@ -56,7 +56,7 @@ def test_two_processes_give_the_result_of_one(whole: Path, tmp_path: Path) -> No
 
 
 def ranks_of(torchrun: int) -> dict[int, int]:
-    """{rank: process} of what torchrun has started."""
+    """{rank: process id} of the processes that torchrun has started."""
     found = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
@@ -70,7 +70,7 @@ def ranks_of(torchrun: int) -> dict[int, int]:
 
 
 def wait_for_progress(process: subprocess.Popen[str], checkpoint: Path) -> None:
-    """Until there is another checkpoint than the one that was there."""
+    """Wait until the checkpoint has been replaced by a new one."""
     before, end = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0, time.monotonic() + 300
     while not (checkpoint.exists() and checkpoint.stat().st_mtime_ns > before):
         assert process.poll() is None, process.communicate()
@@ -116,8 +116,8 @@ def test_ctrl_c_saves_and_the_run_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ranks_that_do_not_come_are_named() -> None:
-    """One of two, started by hand."""
+def test_a_rank_that_is_missing_is_an_error() -> None:
+    """Only one of two ranks is started."""
     alone = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     command = [*ALONE, "manymax", "train", *SETTINGS.split(), "--rank-timeout", "2"]
     environment = os.environ | {"PYTHONPATH": str(SOURCE)} | alone

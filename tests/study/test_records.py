@@ -70,7 +70,7 @@ def test_a_record_survives_the_disk(tmp_path: Path) -> None:
     ("content", "complaint"),
     [(None, "holds no finished run"), ("{", "cannot be read"), ("[1]", "is no record"), ('{"a": 1}', "is no record")],
 )
-def test_what_is_no_record_is_refused_in_words(tmp_path: Path, content: str | None, complaint: str) -> None:
+def test_what_is_not_a_record_is_refused_with_a_message(tmp_path: Path, content: str | None, complaint: str) -> None:
     if content is not None:
         (tmp_path / "record.json").write_text(content, encoding="utf-8")
     with pytest.raises(ManymaxError, match=complaint):

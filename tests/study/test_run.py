@@ -1,4 +1,4 @@
-"""A run: its folder, going on after an interruption, and what it refuses."""
+"""A run: its folder, resuming after an interruption, and its errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def prepared() -> Prepared:
 
 
 class Events(ProgressReporter):
-    """Notes what it hears, and may do something at a step."""
+    """Notes all events, and calls `action` at step `at`."""
 
     def __init__(self, at: int = -1, action=None) -> None:
         self.heard: list[str] = []
@@ -48,7 +48,7 @@ class Events(ProgressReporter):
 
 
 def outcome(folder: Path) -> dict[str, object]:
-    """All of a run's result; seconds, memory and the machine are no part of it."""
+    """The result of a run, without seconds, memory and the machine."""
     record = read_record(folder)
     epochs = pq.read_table(folder / "epochs.parquet").to_pydict()
     return {
@@ -115,7 +115,7 @@ def test_the_same_settings_give_the_same_bits(prepared: Prepared, tmp_path: Path
     ],
     ids=lambda settings: settings["loss"],
 )
-def test_ctrl_c_stops_and_the_next_start_ends_as_if_nothing_had_been(
+def test_ctrl_c_stops_and_the_resumed_run_ends_like_an_uninterrupted_one(
     settings: dict, prepared: Prepared, tmp_path: Path
 ) -> None:
     config, before = RunConfig(**settings), signal.getsignal(signal.SIGINT)
@@ -130,7 +130,7 @@ def test_ctrl_c_stops_and_the_next_start_ends_as_if_nothing_had_been(
     assert run(config, tmp_path / "cut", prepared=prepared).status == "done"
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
     assert not (tmp_path / "cut" / "checkpoint.safetensors").exists()
-    assert signal.getsignal(signal.SIGINT) is before  # ignored where the tests run in the background of a shell
+    assert signal.getsignal(signal.SIGINT) is before  # may be "ignored", if the tests run in the background of a shell
 
 
 def test_a_run_that_was_killed_at_its_first_file_begins_again(prepared: Prepared, tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_bad_data_leaves_no_folder_behind(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["empty.csv"]
 
 
-def test_a_finished_run_knows_when_its_file_has_changed(tmp_path: Path) -> None:
+def test_a_finished_run_whose_data_file_has_changed_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "own.csv"
     lines = [f"u{user},i{item}" for user in range(12) for item in range(8) if (user + item) % 3]
     path.write_text("user,item\n" + "\n".join(lines), encoding="utf-8")
@@ -183,7 +183,7 @@ def test_a_finished_run_knows_when_its_file_has_changed(tmp_path: Path) -> None:
     path.write_text("user,item\n" + "\n".join(lines[:-5]), encoding="utf-8")
     with pytest.raises(ManymaxError, match=r"own\.csv has changed since the run in .* was finished"):
         run(config, tmp_path / "run")
-    path.unlink()  # what is gone cannot have changed
+    path.unlink()  # a file that does not exist any more does not count as changed
     assert run(config, tmp_path / "run") == record
 
 
@@ -198,7 +198,7 @@ def test_a_study_with_a_changed_file_does_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "study" / configs[1].content_hash()).exists()
 
 
-def test_data_that_changed_since_is_noticed(prepared: Prepared, tmp_path: Path) -> None:
+def test_data_that_changed_during_a_run_is_an_error(prepared: Prepared, tmp_path: Path) -> None:
     config = RunConfig(**TINY)
     events = Events(3, lambda: signal.raise_signal(signal.SIGINT))
     run(config, tmp_path / "run", prepared=prepared, progress=events)
@@ -236,7 +236,7 @@ def test_divergence_later_keeps_the_best_weights_so_far(
     assert load_model(tmp_path / "run")[1].backbone.users.weight.isfinite().all()
 
 
-def test_an_error_is_a_record_too_and_is_tried_again(
+def test_an_error_is_recorded_and_the_run_is_tried_again(
     prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> None:
@@ -276,7 +276,7 @@ def test_a_finished_run_that_lost_a_file_says_how_to_make_it_again(
     assert (folder / name).read_bytes() == whole
 
 
-def test_a_setting_that_needs_the_truth_says_so(prepared: Prepared, tmp_path: Path) -> None:
+def test_a_monitor_that_needs_the_true_law_is_refused_without_it(prepared: Prepared, tmp_path: Path) -> None:
     unknown = Prepared(prepared.interactions, prepared.split, prepared.card)
     config = RunConfig(**TINY, monitor="regret@20")
     with pytest.raises(ManymaxError, match=r"needs the true p\(item \| user\) of the data"):

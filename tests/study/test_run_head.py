@@ -1,4 +1,4 @@
-"""From settings to heads: every option arrives, under whatever name the head has for it."""
+"""From settings to heads: every option reaches the head, under the name that the head has for it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from manymax.study.run_head import build_head, build_sampler
 def split() -> Split:
     items = torch.tensor([0, 1, 0, 2, 3, 4])
     train = Lists(torch.tensor([0, 2, 4, 6]), items)
-    return Split(train, train, train, num_items=6)  # item 5 is never met
+    return Split(train, train, train, num_items=6)  # item 5 never occurs
 
 
 @pytest.mark.parametrize("loss", [*FAMILY, *REFERENCE_LOSSES])
@@ -63,7 +63,7 @@ def test_options_arrive(settings: dict, attribute: str, value: object, split: Sp
 
 
 @pytest.mark.parametrize(("loss", "option"), [("entmax", "learnable_alpha"), ("nce", "learnable_log_z")])
-def test_what_may_be_learned_is_a_parameter_only_then(loss: str, option: str, split: Split) -> None:
+def test_a_learnable_setting_is_a_parameter_only_if_asked_for(loss: str, option: str, split: Split) -> None:
     assert len(list(build_head(RunConfig(loss=loss), split).parameters())) == 0
     assert len(list(build_head(RunConfig(**{"loss": loss, option: True}), split).parameters())) == 1
 
@@ -90,7 +90,7 @@ def test_samplers_get_their_options_and_the_training_counts(split: Split) -> Non
     assert all(build_sampler(RunConfig(loss="ssm", sampler=name), split).num_classes == 6 for name in SAMPLERS)
 
 
-def test_a_last_batch_too_small_for_its_negatives_is_said_before_training(split: Split) -> None:
+def test_a_last_batch_too_small_for_its_negatives_is_refused_before_training(split: Split) -> None:
     settings = {"loss": "ssm", "sampler": "in_batch", "batch_size": 4, "num_negatives": 2}
     with pytest.raises(ArgumentError, match="last batch of an epoch has 2 pairs"):
         build_head(RunConfig(**settings), split)

@@ -1,4 +1,4 @@
-"""Seeds: a number for each purpose and step, the same on every machine and for ever."""
+"""Seeds: one number per purpose and step, the same on every machine and in every version."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_seeds_differ_in_each_argument() -> None:
     assert len(found) == 20 * len(names) * 50
     assert all(0 <= value < 2**63 for value in found)
     assert derive(1, "a", 23) != derive(12, "a", 3)
-    assert len({value % 2**32 for value in found}) == len(found)  # torch's generator reads these bits alone
+    assert len({value % 2**32 for value in found}) == len(found)  # torch's generator uses only these bits
 
 
 def test_generators_are_fresh_and_leave_the_global_one_alone() -> None:

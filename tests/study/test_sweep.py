@@ -1,4 +1,4 @@
-"""Studies: what a file means, and that nothing is lost or done twice whatever happens to the processes."""
+"""Studies: the runs of a file, and that no run is lost or done twice whatever happens to the processes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class TestFile:
         assert [c.data.size for c in expand(made)] == ["tiny", "small"]
         assert [c.data.size for c in expand(made, data="ratings.csv")] == [None]
 
-    def test_settings_hold_for_all_and_overrides_for_even_more(self) -> None:
+    def test_overrides_take_precedence_over_the_settings_of_the_file(self) -> None:
         made = StudyConfig(settings={"epochs": 7, "cutoffs": [5, 10]}, grid=[{"loss": ["softmax", "nce"], "epochs": 9}])
         assert {(c.training.epochs, c.evaluation.cutoffs) for c in expand(made)} == {(9, (5, 10))}
         assert {c.training.epochs for c in expand(made, epochs="3")} == {3}
@@ -104,7 +104,7 @@ class TestFile:
             read_study_file(tmp_path / "bad.toml")
 
     @pytest.mark.parametrize("path", [None, *sorted(CONFIGS.glob("*.toml"))], ids=lambda path: path and path.stem)
-    def test_every_file_of_ours_is_a_study(self, path: Path | None) -> None:
+    def test_every_file_in_configs_is_a_study(self, path: Path | None) -> None:
         assert read_study_file(path).title
         assert len(expand(read_study_file(path))) > 10
 
@@ -118,7 +118,7 @@ class TestFile:
 @pytest.mark.slow
 class TestSweep:
     def test_good_bad_and_diverging_runs(self, tmp_path: Path) -> None:
-        """A failed run is recorded and stops nobody; a second start does only what is not done."""
+        """A failed run is recorded and does not stop the others; a second start does only what is not done."""
         grid = [{"loss": "softmax"}, {"data": str(tmp_path / "no.csv"), "size": None}, {"lr": 1e30, "loss": "rg"}]
         configs = [*expand(study([grid[0], grid[2]])), *expand(StudyConfig(grid=[{"data": grid[1]["data"]}]))]
         heard: list[str] = []
@@ -152,7 +152,7 @@ class TestSweep:
             sweep(expand(study({})), tmp_path / "file" / "out")
 
     def test_a_full_disk_loses_no_finished_run(self, tmp_path: Path) -> None:
-        """Files larger than a limit cannot be written, which is how a full disk looks to a process."""
+        """A limit on the size of files takes the place of a full disk: writing beyond it fails in the same way."""
         (first,) = expand(study({"seed": 0}))
         sweep([first], tmp_path)
         kept = {path.name: path.read_bytes() for path in (tmp_path / first.content_hash()).iterdir() if path.is_file()}
@@ -191,7 +191,7 @@ Start = Callable[[Path, Path], "subprocess.Popen[str]"]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Begins studies in processes of their own, which do not outlive the test."""
+    """A function that starts a study in a process of its own; the process is ended with the test."""
     started = []
 
     def begin(file: Path, out: Path) -> subprocess.Popen[str]:
@@ -221,12 +221,12 @@ def children(pid: int) -> list[int]:
 
 
 def runs_of(pid: int) -> list[int]:
-    """The processes that do runs: forked from the server that the study's process has started."""
+    """The processes of runs: those forked from the fork server of the study."""
     return [worker for server in children(pid) for worker in children(server)]
 
 
 def kill_runs(study: subprocess.Popen[str]) -> int:
-    """kill -9 on the runs of a study; how many there were: one that was seen may have ended since."""
+    """kill -9 on the runs of a study; returns how many were killed, because some may have ended before."""
     killed = 0
     for worker in runs_of(study.pid):
         with contextlib.suppress(ProcessLookupError):
@@ -236,7 +236,7 @@ def kill_runs(study: subprocess.Popen[str]) -> int:
 
 
 def outcome_of(folder: Path) -> dict[str, tuple[Record, dict]]:
-    """What is to be the same however often it was interrupted: settings, metrics and weights."""
+    """What must be the same however often a study was interrupted: settings, metrics and weights."""
     found = {}
     for path in folder.glob(f"*/{RECORD}"):
         record = read_record(path.parent)
@@ -274,7 +274,7 @@ class TestKilled:
     def test_killed_workers_and_parents_change_nothing(
         self, start: Start, file: Path, tmp_path: Path, seed: int
     ) -> None:
-        """kill -9 on the runs of a study, then on itself, twice: the records are as if nothing had happened."""
+        """kill -9 on the runs of a study, then on the study, twice: the records are those of an uninterrupted study."""
         chance, killed = random.Random(seed), tmp_path / "killed"
         for _ in range(2):
             process = start(file, killed)

@@ -1,4 +1,4 @@
-"""The loop against a plain one; early stopping; what a step's randomness depends on."""
+"""The training loop against a plain one; early stopping; what the random numbers of a step depend on."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def go(config: RunConfig, prepared: Prepared, path: Path, **kwargs) -> tuple[Mod
     ids=str,
 )
 def test_the_loop_takes_the_steps_of_a_plain_one(options: dict, prepared: Prepared, tmp_path: Path) -> None:
-    """In float64: Adam divides by the size of the gradient, so that float32 would round where that is nearly zero."""
+    """In float64, because Adam divides by the size of the gradient, which amplifies rounding if it is nearly zero."""
     config = RunConfig(**TINY | options)
     model, supervisor = start(config, prepared, tmp_path)
     train(model.double(), supervisor.optimizer, prepared.split, supervisor)
@@ -100,7 +100,7 @@ def test_training_ends_when_patience_is_used_up_and_the_best_weights_are_kept(
     model, supervisor = start(config, prepared, tmp_path, validate)
     train(model, supervisor.optimizer, prepared.split, supervisor)
     state = supervisor.state
-    assert (state.epoch, state.best_epoch, state.best_value) == (5, 2, 0.3)  # an equal value is no better
+    assert (state.epoch, state.best_epoch, state.best_value) == (5, 2, 0.3)  # an equal value does not count as better
     assert [row["ndcg@20"] for row in state.rows] == [0.1, 0.3, 0.3, 0.2, 0.29]
     assert all(torch.equal(supervisor.best[name], kept[1][name]) for name in kept[1])
     assert not torch.equal(supervisor.best["backbone.items.weight"], model.state_dict()["backbone.items.weight"])
@@ -140,7 +140,7 @@ def test_another_seed_is_another_run(prepared: Prepared) -> None:
 
 
 @pytest.mark.parametrize("sampler", list(SAMPLERS))
-def test_every_sampler_trains_and_does_so_again(sampler: str, prepared: Prepared, tmp_path: Path) -> None:
+def test_every_sampler_trains_reproducibly(sampler: str, prepared: Prepared, tmp_path: Path) -> None:
     settings = TINY | {"loss": "ssm", "sampler": sampler, "pool": 20, "num_negatives": 5, "codewords": 4}
     config = RunConfig.trimmed(settings)
     weights = [go(config, prepared, tmp_path)[0].state_dict() for _ in range(2)]
@@ -159,7 +159,7 @@ def test_negatives_and_dropout_differ_from_step_to_step(prepared: Prepared, tmp_
 
 
 @pytest.mark.parametrize("loss", [*FAMILY, "bpr", "bce"])
-def test_a_learning_rate_beyond_all_measure_diverges_in_words(loss: str, prepared: Prepared, tmp_path: Path) -> None:
+def test_a_huge_learning_rate_diverges_with_a_message(loss: str, prepared: Prepared, tmp_path: Path) -> None:
     for lr in (1e9, 1e38):
         config = RunConfig(**TINY | {"loss": loss, "lr": lr})
         with pytest.raises(Diverged, match=r"in epoch 1, step \d"):

@@ -1,4 +1,4 @@
-"""Whole tables and sorting give what the heads give, in other seconds."""
+"""The computations with whole tables of scores and sorting give the losses and gradients of the heads."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def test_detached_vectors_learn_as_positives_alone(loss: str) -> None:
     random = torch.Generator().manual_seed(1)
     input = torch.randn(N, D, dtype=torch.float64, generator=random, requires_grad=True)
     vectors = torch.randn(C, D, dtype=torch.float64, generator=random, requires_grad=True)
-    target = torch.arange(N)  # the classes from N on are negatives everywhere
+    target = torch.arange(N)  # the classes from N on are negatives of all rows
     split = Split(lists(), lists(), lists(), num_items=C)
     heads = [build_head(RunConfig(loss=loss, computation=way), split) for way in ("blocks", "detached")]
     values = [head(input, target, vectors) for head in heads]
     whole, cut = (torch.autograd.grad(value, (input, vectors)) for value in values)
     torch.testing.assert_close(values[1], values[0])
-    torch.testing.assert_close(cut[0], whole[0])  # the queries learn as ever
+    torch.testing.assert_close(cut[0], whole[0])  # queries have the usual gradient
     scores = (input @ vectors.T).detach().requires_grad_()
     (of_scores,) = torch.autograd.grad(FAMILY[loss].loss(scores, target), scores)
     expected = torch.zeros_like(vectors)
@@ -85,13 +85,13 @@ def test_gradients(loss: str) -> None:
     assert gradcheck(lambda s: TABLE_LOSSES[loss](s, torch.tensor([0, 4, 10])), scores)
 
 
-def test_only_the_usual_way_leaves_the_hash_alone() -> None:
+def test_only_the_default_computation_leaves_the_hash_alone() -> None:
     usual, table = RunConfig(loss="sparsemax"), RunConfig(loss="sparsemax", computation="table")
     assert usual.content_hash() != table.content_hash()
     assert usual.content_hash() == "98f7f10767471fc0"
 
 
-def test_what_it_does_not_know_is_refused() -> None:
+def test_losses_and_settings_that_a_computation_cannot_do_are_refused() -> None:
     with pytest.raises(ArgumentError, match="`computation` has no effect with loss 'nce'"):
         RunConfig(loss="nce", computation="table")
     with pytest.raises(ArgumentError, match="works with alpha 1"):

@@ -1,4 +1,4 @@
-"""LightGCN: propagation is the dense matrix of its formula, forwards and backwards."""
+"""LightGCN: propagation equals the product with the dense matrix of its formula, forwards and backwards."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_vectors_are_propagated_once_a_step_with_gradients_through_all_items(lis
     assert (backbone.items.weight.grad != 0).any(1).all()
 
 
-def test_no_layers_are_matrix_factorisation(lists: Lists) -> None:
+def test_without_layers_it_is_matrix_factorisation(lists: Lists) -> None:
     backbone = LightGCN(lists, C, 4, layers=0)
     assert torch.equal(backbone.vectors().items, backbone.items.weight)
 

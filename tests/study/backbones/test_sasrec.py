@@ -1,4 +1,4 @@
-"""SASRec: its blocks are torch's encoder layers, and its dropout has the right law."""
+"""SASRec: its blocks equal torch's encoder layers, and its dropout has the right distribution."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def test_order_matters_and_an_empty_history_has_a_query(seed: int) -> None:
     assert not torch.allclose(queries[0], queries[1])
     assert queries[2].isfinite().all()
     with torch.no_grad():
-        backbone.items.weight[0] += 1  # padding is no item
+        backbone.items.weight[0] += 1  # padding must not read the vector of item 0
     assert torch.equal(queries[2], backbone.queries(Batch(torch.arange(3), histories), backbone.vectors())[2])
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 def test_dropout_has_the_law_of_torchs(p: float, seed: int) -> None:
-    n = 400_003  # no multiple of what a random word holds
+    n = 400_003  # not a multiple of the entries per random word
     x = torch.ones(n, dtype=torch.float64, requires_grad=True)
     y = Dropout(p).train()(x)
     kept = y != 0
@@ -94,7 +94,7 @@ def test_dropout_follows_the_global_seed_and_is_off_in_evaluation() -> None:
 
 
 def test_dropout_is_applied_in_all_its_places(seed: int) -> None:
-    """With nearly everything dropped each part falls silent: a block is then two norms of what came in."""
+    """With nearly everything dropped, attention and feed-forward give 0: a block is then two norms of its input."""
     block, x = TransformerLayer(8, 2, 20, 0.99999).train(), torch.randn(3, 6, 8)
     assert torch.equal(block.attention(x), block.merge.bias.expand(3, 6, 8))
     assert torch.equal(block.feed_forward(x), block.feed_forward[-1].bias.expand(3, 6, 8))

@@ -1,4 +1,4 @@
-"""What is wrong with an own text is said with file, line and column."""
+"""Errors in the text of a table name the file, the line and the column."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_fault_far_down_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("name", ["own.csv.gz", "ml-1m.zip"])
 def test_packed_files_that_are_damaged(tmp_path: Path, name: str) -> None:
-    """A wrong byte in the middle, which is no error of the system."""
+    """A wrong byte in the middle is an error of zlib and not of the operating system."""
     path, lines = tmp_path / name, b"".join(b"%d,%d\n" % (i * i, i) for i in range(300))
     if name.endswith(".gz"):
         path.write_bytes(gzip.compress(b"user,item\n" + lines))
@@ -132,7 +132,7 @@ def test_packed_files_that_are_damaged(tmp_path: Path, name: str) -> None:
         load(path)
 
 
-def test_lines_that_end_as_they_once_did(tmp_path: Path) -> None:
+def test_lines_that_end_with_a_carriage_return_only(tmp_path: Path) -> None:
     (tmp_path / "own.csv").write_bytes(b"user,item\ra,b\rc,d\r")
-    with pytest.raises(ArgumentError, match=r"own\.csv, line 1: .* ended in the usual way"):
+    with pytest.raises(ArgumentError, match=r"own\.csv, line 1: .* Lines must end with"):
         load(tmp_path / "own.csv")

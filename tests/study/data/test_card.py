@@ -1,4 +1,4 @@
-"""The card in words."""
+"""The data card as text."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_card_is_found_by_itself_its_table_and_its_folder(tmp_path: Path, aske
         ("a.csv", "user,item", "there is no data card at"),
     ],
 )
-def test_what_is_no_card(tmp_path: Path, name: str, content: str, message: str) -> None:
+def test_files_that_are_not_cards_are_refused(tmp_path: Path, name: str, content: str, message: str) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(ManymaxError, match=message):
         read_card(tmp_path / name)

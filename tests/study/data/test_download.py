@@ -1,4 +1,4 @@
-"""Downloads against a server on this machine that breaks off, lies and changes its mind."""
+"""Downloads from a server on this machine that breaks off, sends wrong parts or changes the file."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ CONTENT = bytes(range(256)) * 40  # 10,240 bytes
 
 
 class Server(ThreadingHTTPServer):
-    """Serves `content`; the switches say what goes wrong."""
+    """Serves `content`; the attributes say what goes wrong."""
 
     content = CONTENT
     etag: str | None = '"one"'
     ranges = True  # whether it can send a part
-    breaks_after: int | None = None  # bytes, then the connection closes
+    breaks_after: int | None = None  # number of bytes after which the connection closes
     length = True  # whether it says how long the file is
-    status: int | None = None  # answer nothing but this
-    shift = 0  # send a part that begins so much later than was asked for
+    status: int | None = None  # answer every request with this status
+    shift = 0  # send a part that begins this many bytes after the one asked for
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -101,7 +101,7 @@ def test_a_file_arrives_with_progress(
     assert [done for _, done, _ in reports] == [*range(1000, 10_001, 1000), 10_240]
 
 
-def test_what_is_there_is_checked_and_not_fetched(server: Server, tmp_path: Path) -> None:
+def test_a_file_that_exists_is_checked_and_not_downloaded_again(server: Server, tmp_path: Path) -> None:
     fetch(file(server), tmp_path)
     assert "exists already; the checksum is right" in fetch(file(server), tmp_path)
     assert len(server.asked) == 1
@@ -111,7 +111,7 @@ def test_what_is_there_is_checked_and_not_fetched(server: Server, tmp_path: Path
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_what_broke_off_goes_on(server: Server, tmp_path: Path, ranges: bool) -> None:
+def test_an_interrupted_download_is_resumed(server: Server, tmp_path: Path, ranges: bool) -> None:
     server.breaks_after, server.ranges = 4000, ranges
     with pytest.raises(DownloadError, match=r"4,000 .*bytes are kept; the same command continues from there"):
         fetch(file(server), tmp_path)
@@ -123,7 +123,7 @@ def test_what_broke_off_goes_on(server: Server, tmp_path: Path, ranges: bool) ->
     assert names(tmp_path) == ["data.bin"]
 
 
-def test_it_may_break_off_many_times(server: Server, tmp_path: Path) -> None:
+def test_a_download_may_be_interrupted_many_times(server: Server, tmp_path: Path) -> None:
     server.breaks_after = 3000
     for kept in (3000, 6000, 9000):
         with pytest.raises(DownloadError, match=f"{kept:,} bytes are kept"):
@@ -161,7 +161,7 @@ def test_a_kill_after_the_new_tag_leaves_no_bytes_of_the_old_version(
 
 
 @pytest.mark.parametrize("etag", [None, 'W/"weak"'])
-def test_without_a_firm_version_it_begins_anew(server: Server, tmp_path: Path, etag: str | None) -> None:
+def test_without_a_strong_tag_a_download_begins_again(server: Server, tmp_path: Path, etag: str | None) -> None:
     server.breaks_after, server.etag = 4000, etag
     with pytest.raises(DownloadError):
         fetch(file(server), tmp_path)
@@ -171,8 +171,8 @@ def test_without_a_firm_version_it_begins_anew(server: Server, tmp_path: Path, e
     assert (tmp_path / "data.bin").read_bytes() == CONTENT
 
 
-def test_a_part_that_was_complete_is_asked_for_again(server: Server, tmp_path: Path) -> None:
-    """The process died between the last byte and the new name: the server has nothing after that byte."""
+def test_a_part_that_is_complete_is_downloaded_again(server: Server, tmp_path: Path) -> None:
+    """As after a kill between the last byte and the rename: the server has nothing after that byte."""
     (tmp_path / "data.bin.part").write_bytes(CONTENT)
     (tmp_path / "data.bin.part.tag").write_text(json.dumps(server.etag))
     fetch(file(server), tmp_path)
@@ -198,7 +198,7 @@ def test_a_wrong_checksum_leaves_nothing(server: Server, tmp_path: Path) -> None
     assert names(tmp_path) == []
 
 
-def test_a_wrong_checksum_does_not_replace_what_was_there(server: Server, tmp_path: Path) -> None:
+def test_a_wrong_checksum_does_not_replace_an_existing_file(server: Server, tmp_path: Path) -> None:
     (tmp_path / "data.bin").write_bytes(b"old")
     with pytest.raises(DownloadError):
         fetch(file(server, "sha256:0000"), tmp_path)
@@ -217,7 +217,7 @@ def test_without_a_checksum_the_first_download_counts(server: Server, tmp_path: 
 
 
 @pytest.mark.parametrize("status", [404, 500, 503])
-def test_the_server_says_no(server: Server, tmp_path: Path, status: int) -> None:
+def test_an_error_status_is_reported(server: Server, tmp_path: Path, status: int) -> None:
     server.status = status
     with pytest.raises(DownloadError, match=f"data.bin: the server answers {status} .* Try again later"):
         fetch(file(server), tmp_path)

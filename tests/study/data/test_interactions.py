@@ -1,4 +1,4 @@
-"""The table types against plain Python."""
+"""The data types against plain Python."""
 
 from __future__ import annotations
 

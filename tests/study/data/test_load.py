@@ -14,7 +14,7 @@ from manymax.study.data.sources import SOURCES
 from tests.study.data.reading import read, text
 
 
-class TestWhatIsMeant:
+class TestLoad:
     @pytest.mark.parametrize(
         ("data", "options", "message"),
         [
@@ -34,7 +34,7 @@ class TestWhatIsMeant:
         with pytest.raises(ManymaxError, match=message):
             load(data, **options)
 
-    def test_a_name_is_a_name_even_where_a_file_is_called_so(
+    def test_a_name_is_preferred_to_a_folder_of_the_same_name(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(tmp_path)
@@ -66,7 +66,7 @@ class TestWhatIsMeant:
         (checksum,) = step["files"].values()
         assert len(checksum) == 64
 
-    def test_every_source_has_what_a_user_needs(self) -> None:
+    def test_every_source_has_a_title_terms_and_a_citation(self) -> None:
         for source in SOURCES.values():
             assert source.title
             assert not source.files or (source.read and source.terms and source.citation)

@@ -40,7 +40,7 @@ class TestText:
             ("a.csv", text() + "\n\n", None),
         ],
     )
-    def test_the_same_rows_in_many_dresses(self, tmp_path: Path, name: str, content: str, columns: str | None) -> None:
+    def test_the_same_rows_in_many_forms(self, tmp_path: Path, name: str, content: str, columns: str | None) -> None:
         path = tmp_path / name
         path.write_bytes(content.encode())
         assert rows(read(path, columns=parse_columns(columns) if columns else None)) == ROWS

@@ -1,4 +1,4 @@
-"""Planted data follow the law that they come with."""
+"""Planted data follow the distribution that they come with."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_items_are_drawn_one_after_another_from_the_law(seed: int) -> None:
     first, second = found.reshape(users, 2).T
     probs = law.probs(torch.tensor([0]))[0]
     assert_frequencies(first, probs)
-    before = int(probs.argmax())  # then from the rest: p_j / (1 - p_i)
+    before = int(probs.argmax())  # the second item is drawn from the others: p_j / (1 - p_i)
     assert_frequencies(second[first == before], probs.index_fill(0, torch.tensor([before]), 0) / (1 - probs[before]))
 
 
@@ -80,7 +80,7 @@ def test_blocks_change_nothing_but_the_noise(monkeypatch) -> None:
     assert (users * 20 + items).unique().numel() == items.numel()
 
 
-def test_the_law_among_some() -> None:
+def test_the_law_restricted_to_some_users_and_items() -> None:
     truth = planted._law(4, 5, torch.Generator().manual_seed(0))
     users, items = torch.tensor([3, 1]), torch.tensor([4, 0, 2])
     among = truth.among(users.numpy(), items.numpy()).probs(torch.arange(2))

@@ -31,7 +31,7 @@ def pairs_of(interactions: Interactions) -> list[tuple[int, int]]:
 
 
 @given(PAIRS.map(lambda pairs: list(dict.fromkeys(pairs))), st.integers(1, 4))
-def test_core_is_what_is_left_when_nothing_is_short(pairs: list[tuple[int, int]], k_core: int) -> None:
+def test_the_core_equals_that_of_a_slow_loop(pairs: list[tuple[int, int]], k_core: int) -> None:
     left = list(pairs)
     while True:  # one user or item at a time, in any order: the core is unique
         users, items = Counter(u for u, _ in left), Counter(i for _, i in left)
@@ -82,7 +82,7 @@ def test_ratings_at_the_threshold_stay() -> None:
 
 @pytest.fixture
 def ratings(tmp_path: Path) -> Path:
-    """8 users x 6 items, all rated 5 but for user 7, who rates all 2."""
+    """8 users x 6 items, all rated 5, except by user 7, who rates all items 2."""
     path = tmp_path / "ratings.csv"
     lines = [f"u{u},i{i},{5 if u < 7 else 2},{i}" for u in range(8) for i in range(6)]
     path.write_text("\n".join(["user,item,rating,time", *lines]))
@@ -98,7 +98,7 @@ def test_steps_come_in_their_order(ratings: Path) -> None:
     assert list(prepared.interactions.user_ids) == [f"u{u}" for u in range(7)]
 
 
-def test_nothing_left_is_an_error_that_tells_the_steps(ratings: Path) -> None:
+def test_an_error_names_the_steps_if_nothing_is_left(ratings: Path) -> None:
     with pytest.raises(ArgumentError, match=r"no interaction is left after .*raw \(48 left\), k-core \(0 left\)"):
         prepare(ratings, k_core=9)
 
@@ -183,7 +183,7 @@ class TestSave:
 
 @pytest.mark.realdata
 class TestPaper:
-    """The counts of the paper's table, and of the rule in its text."""
+    """The counts in the paper's table, and those that the filters in its text give."""
 
     @pytest.mark.parametrize(
         ("name", "preset", "counts"),
@@ -226,7 +226,7 @@ def data_folder() -> Path:
 
 
 @pytest.mark.parametrize("name", ["a/b", "..", "a\\b", ""])
-def test_a_name_is_no_path(tmp_path: Path, name: str) -> None:
+def test_a_name_must_not_be_a_path(tmp_path: Path, name: str) -> None:
     (tmp_path / "own.csv").write_text("user,item\na,b\n", encoding="utf-8")
     with pytest.raises(ArgumentError, match="`name` becomes part of file names"):
         prepare(tmp_path / "own.csv", name=name)

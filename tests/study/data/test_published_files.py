@@ -70,7 +70,7 @@ class TestMovieLens:
         ):
             read(tmp_path / "a.zip")
 
-    def test_nothing_is_written_by_an_archive_with_a_trick(self, tmp_path: Path) -> None:
+    def test_an_archive_with_paths_outside_of_it_writes_nothing(self, tmp_path: Path) -> None:
         (tmp_path / "in").mkdir()
         with zipfile.ZipFile(tmp_path / "in" / "a.zip", "w") as archive:
             archive.writestr("../../u.data", self.content("\t"))

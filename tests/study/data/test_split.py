@@ -34,7 +34,7 @@ def listed(split: Split) -> list[list[list[int]]]:
 
 
 def in_time_order(rows: list[int], times: list[int] | None) -> list[int]:
-    return rows if times is None else sorted(rows, key=lambda row: times[row])  # stable, as the real one must be
+    return rows if times is None else sorted(rows, key=lambda row: times[row])  # stable, as the tested code must be
 
 
 # A few users with few rows, and one with 3 to 35.
@@ -71,7 +71,7 @@ def test_ratio_holds_out_a_tenth_of_each_user(users: list[int], data: st.DataObj
 
 
 def test_ratio_chooses_every_row_equally_often(seed: int) -> None:
-    """10 rows a user, one each for validation and test: a row is in a part with probability 0.1."""
+    """10 rows per user, one each for validation and test: a row is in each of them with probability 0.1."""
     users = 5000
     _, kept = split_interactions(table([user for user in range(users) for _ in range(10)]), "ratio", seed)
     assert kept.parts is not None
@@ -129,7 +129,9 @@ def test_the_card_says_what_was_done() -> None:
         ([0, 0, 0], None, "ration", "`split` must be one of .* Did you mean 'ratio'"),
     ],
 )
-def test_what_cannot_be_split(users: list[int], parts: list[int] | None, split: str | None, message: str) -> None:
+def test_data_that_cannot_be_split_is_refused(
+    users: list[int], parts: list[int] | None, split: str | None, message: str
+) -> None:
     with pytest.raises(ArgumentError, match=message):
         split_interactions(table(users, parts=parts), split)
 

@@ -77,7 +77,7 @@ def _read_text(path: Path, columns: Mapping[str, str]) -> Columns:
     try:
         header = next(csv.reader([first], delimiter=separator))
     except csv.Error as error:
-        raise ArgumentError(f"{path.name}, line 1: {error}. Are its lines ended in the usual way?") from None
+        raise ArgumentError(f"{path.name}, line 1: {error}. Lines must end with \\n or \\r\\n.") from None
     # Numbers that are not names of columns are places: the first line is then an interaction like the others.
     if columns and all(name.isdecimal() and name not in header for name in columns.values()):
         roles = _by_place(columns, len(header), path.name)
