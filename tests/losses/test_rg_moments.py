@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import manymax
 from manymax import (
     ArgumentError,
     ArgumentTypeError,
@@ -172,3 +173,16 @@ def test_nan_stays_visible_where_values_cannot_be_checked() -> None:
 def test_moments_know_no_masks() -> None:
     with pytest.raises(ArgumentError, match="`linear_bias` must be finite"):
         class_moments(torch.ones(3, 2), torch.tensor([0.0, -torch.inf, 0.0]))
+
+
+@pytest.mark.parametrize("multilabel", ["sum", "normalized"])
+def test_the_head_gives_targets_and_class_weights_the_gradient_of_the_plain_loss(multilabel: str, seed: int) -> None:
+    """RG's head is plain autograd, so it takes targets and class weights that want a gradient."""
+    input, vectors = torch.randn(4, 3, dtype=torch.float64), torch.randn(6, 3, dtype=torch.float64)
+    rows, weight = torch.rand(4, 6, dtype=torch.float64).softmax(1), torch.rand(6, dtype=torch.float64) + 0.5
+    leaves = rows.requires_grad_(), weight.requires_grad_()
+    options = {"weight": weight, "multilabel": multilabel}
+    by_head = torch.autograd.grad(manymax.linear_rg_loss(input, vectors, rows, **options), leaves)
+    plain = torch.autograd.grad(manymax.rg_loss(input @ vectors.T, rows, **options), leaves)
+    for actual, expected in zip(by_head, plain, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)

@@ -66,7 +66,7 @@ def _losses(call: HeadCall) -> Tensor:
     # makes it (C / 2) |p - t / |t||^2. The squared norm is a sum over the classes of all ranks; it is taken without a
     # derivative, as a constant of the targets. A row without positives costs 0.
     scale = 1 / torch.where(rows.total > 0, rows.total, 1)
-    omega = (count * ranks.sum(square_norm(rows)) * scale.square() - 1) / 2 - count.log()
+    omega = (count * ranks.total(square_norm(rows)) * scale.square() - 1) / 2 - count.log()
     return torch.where(rows.total > 0, value * scale + omega, 0)
 
 
