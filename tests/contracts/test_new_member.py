@@ -58,6 +58,7 @@ def test_it_has_a_head_as_a_function_and_as_a_module() -> None:
         head_function(MEMBER)(queries, vectors, torch.full((5, 40), 1 / 40))
 
 
+@pytest.mark.slow
 def test_its_head_on_two_ranks_equals_that_of_one_process(tmp_path: Path) -> None:
     pool = Pool(tmp_path)
     try:
@@ -89,6 +90,7 @@ def test_its_setting_is_an_option_and_a_toml_key_and_its_range_is_checked(tmp_pa
         assert "`margin` must be a number in (0, 10]; got 11" in str(result.exception)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("added")
 def test_a_run_finishes_and_a_killed_run_resumes_with_the_same_result(tmp_path: Path) -> None:
     whole = command("train", *RUN, "--margin", "0.25", "--out", str(tmp_path / "whole"))

@@ -272,6 +272,11 @@ def test_conjugate_and_omega_under_transforms(case: Case) -> None:
 # torch.compile -----------------------------------------------------------------------------------
 
 
+def slow_but_first(rows: list[Any]) -> list[Any]:
+    """The cases, marked slow but for the first: compiling takes a second each, and most faults show in any of them."""
+    return [rows[0], *(pytest.param(*row.values, id=row.id, marks=[*row.marks, pytest.mark.slow]) for row in rows[1:])]
+
+
 @pytest.fixture
 def compiler() -> Iterator[Callable[..., Any]]:
     """torch.compile with an empty cache of compiled functions, and without torch's own warnings."""
@@ -292,13 +297,13 @@ def assert_compiles(compiled: Callable[[Tensor], Tensor], eager: Callable[[Tenso
     torch.testing.assert_close(grad, torch.autograd.grad(expected, theirs, upstream)[0], rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("case", cases())
+@pytest.mark.parametrize("case", slow_but_first(cases()))
 def test_map_compiles(case: Case, compiler: Callable[..., Any]) -> None:
     function = lambda s: case.probs(s, IDS)  # noqa: E731
     assert_compiles(compiler(function, "aot_eager"), function, normal(3, 600, dtype=torch.float32))
 
 
-@pytest.mark.parametrize("case", cases(first=True))
+@pytest.mark.parametrize("case", slow_but_first(cases(first=True)))
 @pytest.mark.parametrize("kind", TARGETS)
 def test_loss_compiles(case: Case, kind: str, compiler: Callable[..., Any]) -> None:
     if kind not in targets(case):
@@ -314,7 +319,7 @@ def test_loss_compiles(case: Case, kind: str, compiler: Callable[..., Any]) -> N
     assert_compiles(compiler(function, "aot_eager"), function, generic().float())
 
 
-@pytest.mark.parametrize("case", cases())
+@pytest.mark.parametrize("case", slow_but_first(cases()))
 def test_module_compiles(case: Case, compiler: Callable[..., Any]) -> None:
     module = case.module()
     compiled = compiler(module, "aot_eager")

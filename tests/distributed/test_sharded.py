@@ -13,7 +13,8 @@ from manymax.distributed import ShardedHead
 from tests.distributed import jobs_exact, jobs_messages, jobs_sampled, jobs_state
 from tests.distributed.pool import Pool
 
-RANKS = [1, 2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (3, 4))]
+# Two ranks exchange all that more of them do: one rank, three and four are for `make test-all`.
+RANKS = [2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (1, 3, 4))]
 EXACT: list[tuple[str, dict[str, Any]]] = [
     ("Softmax", {}),
     ("Sparsemax", {}),
@@ -41,9 +42,12 @@ DEBIASED: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def members(rows: list[tuple[str, dict[str, Any]]]) -> Any:
+def members(rows: list[tuple[str, dict[str, Any]]], quick: tuple[str, ...] | None = None) -> Any:
+    """The test for each of these members; slow for those whose name is not among `quick`, if that is given."""
     ids = ["-".join([name, *map(str, setting.values())]) for name, setting in rows]
-    return pytest.mark.parametrize(("name", "setting"), rows, ids=ids)
+    marks = [() if quick is None or label in quick else pytest.mark.slow for label in ids]
+    cases = [pytest.param(*row, marks=mark) for row, mark in zip(rows, marks, strict=True)]
+    return pytest.mark.parametrize(("name", "setting"), cases, ids=ids)
 
 
 @members(EXACT)
@@ -57,7 +61,7 @@ def test_every_option(pool: Pool, name: str, setting: dict[str, Any], ranks: int
         assert tried == [3 if name == "Rankmax" else 6] * ranks
 
 
-@members(EXACT)
+@members(EXACT, quick=("Entmax-1.5", "Softmax"))
 def test_supports_of_all_sizes(pool: Pool, name: str, setting: dict[str, Any]) -> None:
     pool.run(2, jobs_exact.supports, name, setting)
 
@@ -72,7 +76,7 @@ def test_grouped_and_empty_targets(pool: Pool, name: str, setting: dict[str, Any
     pool.run(3, jobs_exact.grouped_and_empty, name, setting)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", RANKS)
 def test_learned_alpha(pool: Pool, ranks: int) -> None:
     pool.run(ranks, jobs_exact.learned_alpha)
 
@@ -89,8 +93,8 @@ def test_rg_can_be_differentiated_twice(pool: Pool) -> None:
 # Sampled members ---------------------------------------------------------------------------------
 
 
-@members(SAMPLED)
-@pytest.mark.parametrize("ranks", [2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (1, 3, 4))])
+@members(SAMPLED, quick=("SampledSoftmax", "NCE-True-0.3"))
+@pytest.mark.parametrize("ranks", RANKS)
 def test_every_sampler(pool: Pool, name: str, setting: dict[str, Any], ranks: int) -> None:
     pool.run(ranks, jobs_sampled.every_sampler, name, setting)
 
@@ -189,7 +193,7 @@ def test_a_state_survives_another_number_of_ranks(pool: Pool) -> None:
     assert torch.equal(alone.linear.weight, full["linear.weight"])
 
 
-@members([*EXACT, *SAMPLED, ("Entmax", {"alpha": 1.3, "learnable": True})])
+@members([*EXACT, *SAMPLED, ("Entmax", {"alpha": 1.3, "learnable": True})], quick=("Softmax", "Entmax-1.3-True"))
 def test_the_state_of_every_member_survives_another_number_of_ranks(
     pool: Pool, name: str, setting: dict[str, Any]
 ) -> None:

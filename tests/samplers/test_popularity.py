@@ -65,6 +65,7 @@ def test_a_positive_that_cannot_be_drawn() -> None:
     assert PopularitySampler([3, 0, 1]).log_q(torch.tensor([1])).item() == -math.inf
 
 
+@pytest.mark.slow
 def test_more_classes_than_float32_can_count() -> None:
     # Half of the mass on the last 1000 classes, of which odd ids are no float32 numbers, weighted 1 : 3 by parity.
     counts = torch.ones(MANY, dtype=torch.float64)
