@@ -1,11 +1,12 @@
-"""Cost of a sweep: RGFactorization against `implicit`'s AlternatingLeastSquares, and how much memory each needs.
+"""Time and memory of a sweep of alternating least squares: RGFactorization against the package `implicit`.
 
     python benchmarks/als.py                 30k users x 40k items, 1M interactions, dim 64
     python benchmarks/als.py --quick         the same in seconds, on a tenth of the data
     python benchmarks/als.py --json FILE     also write every single time
 
-All run in one process with the same number of threads, one sweep each in turn; medians are compared. `implicit`
-minimises another objective, with a matrix per row: this compares what a sweep costs, not what it achieves.
+A sweep updates all users and all items once. All contestants run in one process with the same number of threads, one
+sweep each in turn; medians are compared. `implicit` minimises another objective, with a matrix per row: this compares
+what a sweep costs, not what it achieves.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ from torch import Tensor
 from manymax.members.rg.als import RGFactorization
 
 NOTE = "implicit minimises another objective (weighted squares with a matrix per row), so this is a comparison of cost."
-BARS = {"implicit, conjugate gradient": 7.0, "implicit, Cholesky": 20.0}  # times faster than these
+BARS = {"implicit, conjugate gradient": 7.0, "implicit, Cholesky": 20.0}  # how many times faster RG should be
 OURS = "RG"
 
 
 @dataclass(frozen=True)
 class Size:
-    """Sizes of the generated problem."""
+    """Sizes of the generated data."""
 
     num_users: int = 30_000
     num_items: int = 40_000
@@ -67,7 +68,7 @@ def generate(size: Size, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def ours(size: Size, users: Tensor, items: Tensor, **keywords: Any) -> Sweep:
-    """A sweep of RGFactorization."""
+    """A function that runs one sweep of RGFactorization and returns its seconds."""
     generator = torch.Generator().manual_seed(0)
     model = RGFactorization(size.num_users, size.num_items, size.dim, generator=generator, **keywords)
     model.observe(users, items)
@@ -82,7 +83,10 @@ def ours(size: Size, users: Tensor, items: Tensor, **keywords: Any) -> Sweep:
 
 
 def peer(size: Size, users: Tensor, items: Tensor, *, use_cg: bool) -> Sweep:
-    """A sweep of implicit's solver, by its own clock: without its check and transposition of the matrix."""
+    """A function that runs one sweep of implicit's solver and returns its seconds.
+
+    The time is that of implicit's own clock, which leaves out the check and transposition of the matrix.
+    """
     ones = np.ones(len(users), dtype=np.float32)
     matrix = scipy.sparse.csr_matrix((ones, (users.numpy(), items.numpy())), (size.num_users, size.num_items))
     threads = torch.get_num_threads()
@@ -100,13 +104,13 @@ def peer(size: Size, users: Tensor, items: Tensor, *, use_cg: bool) -> Sweep:
 
 @contextlib.contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """implicit divides the rows between its own threads and asks for a BLAS that does not add more."""
+    """Limit OpenBLAS to one thread: implicit divides the rows among threads of its own and asks for this."""
     with threadpoolctl.ThreadpoolController().select(internal_api="openblas").limit(limits=1):
         yield
 
 
 def contestants(size: Size, users: Tensor, items: Tensor) -> dict[str, Callable[[], Sweep]]:
-    """Name -> what builds it."""
+    """{name of a contestant: function that builds its sweep}."""
     prior = torch.bincount(items, minlength=size.num_items) + 1.0
     return {
         OURS: lambda: ours(size, users, items, ridge=1.0, ridge_power=0.0),
@@ -119,7 +123,7 @@ def contestants(size: Size, users: Tensor, items: Tensor) -> dict[str, Callable[
 
 
 def measure_times(size: Size, rounds: int) -> dict[str, list[float]]:
-    """Seconds per sweep; every round runs one sweep of each, after one round that is not counted."""
+    """Seconds of every sweep; a round runs one sweep of each contestant, and the first round is not counted."""
     sweeps = {name: build() for name, build in contestants(size, *generate(size)).items()}
     times: dict[str, list[float]] = {name: [] for name in sweeps}
     for number in range(rounds + 1):
@@ -131,24 +135,24 @@ def measure_times(size: Size, rounds: int) -> dict[str, list[float]]:
 
 
 def measure_memory(size: Size, name: str) -> float:
-    """Peak MB above the inputs while one contestant is built and makes a sweep."""
-    contestants(QUICK, *generate(QUICK))[name]()()  # libraries, threads and their buffers are there before we start
+    """Peak MB above the inputs while one contestant is built and runs a sweep."""
+    contestants(QUICK, *generate(QUICK))[name]()()  # a small run first: libraries, threads and their buffers then exist
     build = contestants(size, *generate(size))[name]
     gc.collect()
     before = status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
+    Path("/proc/self/clear_refs").write_text("5")  # Linux: forget the peak so far
     build()()
     return (status("VmHWM") - before) / 1024
 
 
 def status(field: str) -> int:
-    """A line of this process' memory figures, kB (Linux)."""
+    """A figure of this process's memory on Linux, in kB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field))
 
 
 def memory_in_a_process_of_its_own(name: str, arguments: argparse.Namespace) -> float | None:
-    """measure_memory where nothing else has been allocated; None where the system does not tell."""
+    """`measure_memory` in a fresh process, where nothing else was allocated; None where the system does not tell."""
     if not Path("/proc/self/clear_refs").exists():
         return None
     command = [sys.executable, __file__, "--memory-of", name, "--threads", str(arguments.threads)]
@@ -157,7 +161,7 @@ def memory_in_a_process_of_its_own(name: str, arguments: argparse.Namespace) -> 
 
 
 def report(size: Size, times: dict[str, list[float]], memory: dict[str, float | None]) -> dict[str, Any]:
-    """Print the table and return it."""
+    """Print the table of times and memory, and return all figures."""
     median = {name: statistics.median(values) for name, values in times.items()}
     print(
         f"{size.num_users} users x {size.num_items} items, {size.interactions} interactions, dim {size.dim}, ", end=""
@@ -187,7 +191,7 @@ def report(size: Size, times: dict[str, list[float]], memory: dict[str, float | 
 
 
 def main() -> None:
-    """Parse, measure, report."""
+    """Read the options, measure, and print and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tenth of the data, few rounds")
     parser.add_argument("--rounds", type=int, help="sweeps of each that are counted (default: 9, quick: 3)")

@@ -1,16 +1,17 @@
-"""How far the sampled estimates of log Z are from log Z, computed exactly: nothing is drawn.
+"""The bias of sampled estimates of log Z for small samples, computed exactly: nothing is drawn and nothing is timed.
 
     python benchmarks/bias.py    writes the tables of docs/small_samples.md, in seconds
 
-Two ways, because no single one reaches everywhere:
+There are two ways to compute it, and neither covers all cases:
 
-    enumeration   A loss on k draws depends only on how often each class was drawn, so its mean is a sum over the
-                  count vectors, C(k + C - 1, k) of them. Any estimate, few classes.
-    quadrature    `manymax.ops.log_sums`: any number of classes, plain logarithms only.
+    enumeration   A loss on k draws depends only on how often each class was drawn, so its mean is a sum over all
+                  vectors of counts. It works for every estimate, but only for few classes.
+    quadrature    `manymax.ops.log_sums` works for any number of classes, but only for plain logarithms of sums.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
 import re
 from pathlib import Path
@@ -31,26 +32,26 @@ PAIRS = {  # name: (P, q)
 
 
 def count_vectors(num_negatives: int, num_classes: int) -> Tensor:
-    """(M, C): every way to draw k times from C classes, as counts that sum to k."""
+    """All vectors of counts of k draws from C classes, (M, C); each sums to k."""
     if num_classes == 1:
         return torch.tensor([[num_negatives]])
-    blocks = [
+    parts = [
         torch.nn.functional.pad(count_vectors(num_negatives - n, num_classes - 1), (1, 0), value=n)
         for n in range(num_negatives + 1)
     ]
-    return torch.cat(blocks)
+    return torch.cat(parts)
 
 
 def all_samples(q: Tensor, num_negatives: int) -> tuple[Tensor, Tensor]:
-    """Class ids (M, k), one row for each count vector, and the multinomial probabilities (M,) of the rows."""
+    """Class ids (M, k), one row per vector of counts, and the multinomial probabilities of the rows, (M,)."""
     counts = count_vectors(num_negatives, len(q))
     ids = torch.repeat_interleave(torch.arange(len(q)).repeat(len(counts)), counts.flatten()).view(-1, num_negatives)
-    orders = math.lgamma(num_negatives + 1) - torch.lgamma(counts.to(q.dtype) + 1).sum(-1)
-    return ids, (orders + (counts * q.log()).sum(-1)).exp()
+    log_sequences = math.lgamma(num_negatives + 1) - torch.lgamma(counts.to(q.dtype) + 1).sum(-1)
+    return ids, (log_sequences + (counts * q.log()).sum(-1)).exp()
 
 
 def partition_bias(probs: Tensor, q: Tensor, num_negatives: int, debias: str | None) -> float:
-    """E[loss] - full loss of `correction="partition"`, for y ~ probs and scores log probs, by enumeration."""
+    """E[sampled loss] - softmax loss with `correction="partition"`, for scores log(probs) and y ~ probs."""
     ids, weights = all_samples(q, num_negatives)
     scores, log_q = probs.log(), q.log()
     bias = 0.0
@@ -64,7 +65,7 @@ def partition_bias(probs: Tensor, q: Tensor, num_negatives: int, debias: str | N
             debias=debias,
             reduction="none",
         )
-        bias += float(prob * (weights * (loss + scores[target])).sum())  # the full loss is -log p
+        bias += float(prob * (weights * (loss + scores[target])).sum())  # the softmax loss is -log p
     return bias
 
 
@@ -81,7 +82,7 @@ def partition_terms(probs: Tensor, q: Tensor, target: int, num_negatives: int) -
 
 
 def next_orders(probs: Tensor, q: Tensor, target: int) -> dict[str | None, float]:
-    """The leading constants: bias ~ c / k without `debias`, c / k^2 with it, from the moments of one term."""
+    """{debias: leading constant c of the bias}: it is c / k without `debias` and c / k^2 with it."""
     terms = partition_terms(probs, q, target, 1)[1]
     centred = terms - (q * terms).sum()
     variance, third = float((q * centred**2).sum()), float((q * centred**3).sum())
@@ -90,7 +91,7 @@ def next_orders(probs: Tensor, q: Tensor, target: int) -> dict[str | None, float
 
 
 def delta_holds(probs: Tensor, q: Tensor, num_negatives: int) -> bool:
-    """The rule of thumb for the Delta method: chi2 / k <= 0.2, and k q_j >= 20 for the likeliest class j."""
+    """A rule of thumb for the range of the Delta method: chi2 / k <= 0.2, and k q_j >= 20 for the likeliest class j."""
     spread = float(chi_square(probs, q)) / num_negatives
     return spread <= 0.2 and num_negatives * float(q[probs.argmax()]) >= 20
 
@@ -106,7 +107,7 @@ def bias_table(num_negatives: tuple[int, ...] = (2, 4, 8, 16, 32, 64)) -> str:
 
 
 def delta_pairs(num_classes: int = 200) -> dict[str, tuple[Tensor, Tensor]]:
-    """{name: (P, q)}: Zipf distributions under two proposals, and one with a class that is hardly ever drawn."""
+    """{name: (P, q)}: Zipf distributions with two proposals each, and a pair with a class that is hardly ever drawn."""
     pairs = {}
     for power in (1.0, 2.0):
         probs = torch.arange(1, num_classes + 1, dtype=torch.float64) ** -power
@@ -118,7 +119,7 @@ def delta_pairs(num_classes: int = 200) -> dict[str, tuple[Tensor, Tensor]]:
 
 
 def delta_row(probs: Tensor, q: Tensor, num_negatives: int) -> tuple[float, float, float, float]:
-    """(bias, Delta's bias, variance, Delta's variance) of the partition estimate where y is the last class."""
+    """Of the partition estimate, with the last class as label: bias, Delta's bias, variance, Delta's variance."""
     target = len(probs) - 1
     bias, variance = log_sum_moments(*partition_terms(probs, q, target, num_negatives), q, num_negatives)
     predicted = next_orders(probs, q, target)[None] / num_negatives
@@ -126,7 +127,7 @@ def delta_row(probs: Tensor, q: Tensor, num_negatives: int) -> tuple[float, floa
 
 
 def delta_table(num_negatives: tuple[int, ...] = (5, 50, 500, 5000)) -> str:
-    """The exact bias and variance of the partition estimate beside what the Delta method says of them."""
+    """Exact bias and variance of the partition estimate beside those that the Delta method predicts."""
     rows = []
     for name, (probs, q) in delta_pairs().items():
         for k in num_negatives:
@@ -136,21 +137,22 @@ def delta_table(num_negatives: tuple[int, ...] = (5, 50, 500, 5000)) -> str:
     return table(["P, q", "chi2", "k", "bias", "Delta", "variance", "Delta", "in range"], rows)
 
 
-def table(headings: list[str], rows: list[list[str]]) -> str:
+def table(headers: list[str], rows: list[list[str]]) -> str:
     """A table in Markdown."""
-    return "\n".join(f"| {' | '.join(row)} |" for row in [headings, ["---"] * len(headings), *rows])
+    return "\n".join(f"| {' | '.join(row)} |" for row in [headers, ["---"] * len(headers), *rows])
 
 
 def with_tables(page: str) -> str:
-    """`page` with both tables, computed anew, between their markers."""
+    """The text of a page with both tables computed anew between their markers."""
     for name, text in (("bias", bias_table()), ("delta", delta_table())):
         pattern = rf"(<!-- {name}: begin[^\n]*-->\n).*?(\n<!-- {name}: end -->)"
         page, found = re.subn(pattern, lambda match, text=text: match[1] + text + match[2], page, flags=re.DOTALL)
         if found != 1:
-            raise ValueError(f"{PAGE.name} must hold the markers of the table {name!r} once; found them {found} times.")
+            raise ValueError(f"{PAGE.name} must have the markers of the table {name!r} once; found them {found} times.")
     return page
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     print(f"wrote the tables of {PAGE.name}")

@@ -3,9 +3,10 @@
     python benchmarks/maps.py              2048 x 40,981 float32, trained and fresh scores
     python benchmarks/maps.py --quick      256 x 10,000
 
-The package runs with its defaults and at the best of several settings of `k` for each regime. The bars: sparsemax and
-entmax-1.5 at least 4 times faster than the default and never slower than the best `k`, general alpha at least 4 times
-faster than bisection.
+Scores are (N, C) tables; "trained" ones are like those of a trained model, "fresh" ones small and random. The package
+runs with its defaults and at the best of several values of its setting `k`. Bars: sparsemax and entmax-1.5 are at least
+4 times faster than the package's default and not slower than its best `k`; a general alpha is at least 4 times faster
+than the package's bisection.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from torch import Tensor
 
 import manymax
 
-SETTINGS = (10, 32, 100, 512, 2048)  # of `k`, besides None
-GENERAL = 1.3
+PACKAGE_KS = (10, 32, 100, 512, 2048)  # values of the package's `k` to try, besides None
+GENERAL_ALPHA = 1.3
 
 
 def step(function: Callable[[Tensor], Tensor], scores: Tensor) -> Callable[[], object]:
-    """Forward and backward of a function of the scores to a loss or to probabilities."""
+    """A function that runs a loss or a map of the scores forward and backward."""
 
     def run() -> object:
         leaf = scores.detach().requires_grad_()
@@ -42,19 +43,19 @@ def step(function: Callable[[Tensor], Tensor], scores: Tensor) -> Callable[[], o
 
 
 def contestants(scores: Tensor, target: Tensor) -> dict[str, dict[str, Callable[[], object]]]:
-    """group -> name -> run; our own is "manymax", the package's default "default", other settings of k by number."""
+    """{group: {name: run}}; the names are "manymax", "default" for the package, and "k=..." for its other settings."""
 
     def package_losses(function: Callable[..., Tensor], default: int | None) -> dict[str, Callable[[], object]]:
         runs = {"default": step(lambda s: function(s, target, k=default).mean(), scores)}
-        others = [k for k in (None, *SETTINGS) if k != default and (k is None or k < scores.shape[1])]
+        others = [k for k in (None, *PACKAGE_KS) if k != default and (k is None or k < scores.shape[1])]
         return runs | {f"k={k}": step(lambda s, k=k: function(s, target, k=k).mean(), scores) for k in others}
 
     def package_maps(function: Callable[..., Tensor]) -> dict[str, Callable[[], object]]:
         runs = {"default": step(lambda s: function(s, -1), scores)}
-        return runs | {f"k={k}": step(lambda s, k=k: function(s, -1, k=k), scores) for k in SETTINGS}
+        return runs | {f"k={k}": step(lambda s, k=k: function(s, -1, k=k), scores) for k in PACKAGE_KS}
 
-    general = {"manymax": step(lambda s: manymax.entmax_loss(s, target, alpha=GENERAL), scores)}
-    bisect = step(lambda s: package.entmax_bisect_loss(s, target, alpha=GENERAL).mean(), scores)
+    general = {"manymax": step(lambda s: manymax.entmax_loss(s, target, alpha=GENERAL_ALPHA), scores)}
+    bisect = step(lambda s: package.entmax_bisect_loss(s, target, alpha=GENERAL_ALPHA).mean(), scores)
     return {
         "sparsemax loss": {"manymax": step(lambda s: manymax.sparsemax_loss(s, target), scores)}
         | package_losses(package.sparsemax_loss, None),
@@ -62,7 +63,7 @@ def contestants(scores: Tensor, target: Tensor) -> dict[str, dict[str, Callable[
         | package_losses(package.entmax15_loss, 100),
         "sparsemax map": {"manymax": step(manymax.sparsemax, scores)} | package_maps(package.sparsemax),
         "entmax-1.5 map": {"manymax": step(lambda s: manymax.entmax(s, 1.5), scores)} | package_maps(package.entmax15),
-        f"entmax-{GENERAL} loss": general | {"default": bisect},
+        f"entmax-{GENERAL_ALPHA} loss": general | {"default": bisect},
         "softmax loss": {
             "manymax": step(lambda s: manymax.softmax_loss(s, target), scores),
             "default": step(lambda s: torch.nn.functional.cross_entropy(s, target), scores),
@@ -71,7 +72,7 @@ def contestants(scores: Tensor, target: Tensor) -> dict[str, dict[str, Callable[
 
 
 def report(regime: str, group: str, times: dict[str, list[float]], peaks: dict[str, float | None]) -> dict[str, Any]:
-    """One line: our time as a share of the package's default and of its best setting."""
+    """Print one line, how many times our time the package takes by default and at its best k; return the figures."""
     ours, default = median(times["manymax"]), median(times["default"])
     best = min((name for name in times if name != "manymax"), key=lambda name: median(times[name]))
     row = {
@@ -94,7 +95,7 @@ def report(regime: str, group: str, times: dict[str, list[float]], peaks: dict[s
 
 
 def earlier(path: str, results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The lines of a record that were not measured anew: `--only` replaces its own groups and keeps the others."""
+    """The results of an existing file that were not measured anew; `--only` keeps those of the other groups."""
     if not Path(path).exists():
         return []
     again = {(row["regime"], row["group"]) for row in results}
@@ -102,7 +103,7 @@ def earlier(path: str, results: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Run every group in both regimes and check the bars."""
+    """Run every group in both regimes; the exit code is 1 if a bar was missed."""
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     rows, classes = (256, 10_000) if arguments.quick else (arguments.rows, 40_981)
@@ -136,5 +137,9 @@ def main(arguments: argparse.Namespace) -> int:
 if __name__ == "__main__":
     made = parser(__doc__ or "")
     made.add_argument("--rows", type=int, default=2048)
-    made.add_argument("--only", default="", help="part of a regime and group to run alone, like 'fresh entmax-1.5 map'")
+    made.add_argument(
+        "--only",
+        default="",
+        help="only regimes and groups with this in their name, like 'fresh entmax-1.5 map'",
+    )
     sys.exit(main(made.parse_args()))

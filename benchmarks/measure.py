@@ -1,7 +1,7 @@
-"""Measuring side by side: contestants take turns in one process, medians are compared, peaks are above the inputs.
+"""What all benchmarks share: runs in turns, peaks of memory, limits of the machine, options, and files.
 
-Machines are noisy and their speed drifts, so a time alone says nothing: every figure that is printed is a ratio of
-medians of interleaved runs.
+Machines are noisy and their speed drifts, so a time alone says little. Contestants take turns in one process, and what
+is printed is a ratio of the medians of such interleaved runs. Peaks of memory are those above the inputs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Contestants = Mapping[str, Callable[[], object]]
 
 
 def interleave(contestants: Contestants, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each contestant; a round runs each once, after a round that is not counted."""
+    """Seconds of every run of each contestant; a round runs each once, and the first round is not counted."""
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for number in range(rounds + 1):
         for name, run in contestants.items():
@@ -38,17 +38,17 @@ def interleave(contestants: Contestants, rounds: int) -> dict[str, list[float]]:
 
 
 def median(times: list[float]) -> float:
-    """The middle one."""
+    """The median."""
     return statistics.median(times)
 
 
 def peak_mb(run: Callable[[], object]) -> float | None:
-    """Peak of the process above what it holds now, in MB, while `run` runs; None where the system does not tell."""
+    """Peak MB that the process uses during `run` above what it uses now; None where the system does not tell."""
     try:
         gc.collect()
-        ctypes.CDLL(None).malloc_trim(0)  # what was freed goes back to the system and counts again when it is used
+        ctypes.CDLL(None).malloc_trim(0)  # freed memory goes back to the system, so that its next use counts
         before = _status("VmRSS")
-        Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
+        Path("/proc/self/clear_refs").write_text("5")  # Linux: forget the peak so far
         kept = run()
         peak = (_status("VmHWM") - before) / 1024
         del kept
@@ -58,12 +58,13 @@ def peak_mb(run: Callable[[], object]) -> float | None:
 
 
 def _status(field: str) -> int:
+    """A figure of this process's memory on Linux, in kB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field))
 
 
 def limits() -> dict[str, float]:
-    """What this machine can do at most, in the same run: GFLOP/s of a matmul, GB/s of a copy, ns per first touch."""
+    """Limits of this machine: GFLOP/s of two matrix products, GB/s of a copy, ns per float of memory used first."""
     a = torch.randn(1024, 1024)
     big = torch.zeros(1 << 25)
     target = torch.empty_like(big)
@@ -80,12 +81,13 @@ def limits() -> dict[str, float]:
 
 
 def _head_matmul() -> Callable[[], object]:
+    """The product of a block of queries with class vectors, as the heads make it."""
     x, w, out = torch.randn(256, 64), torch.randn(40960, 64), torch.empty(256, 40960)
     return lambda: torch.mm(x, w.T, out=out)
 
 
 def environment(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What a record needs to be understood later."""
+    """Versions, threads, processor and arguments: what one needs to know to read the figures later."""
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -96,6 +98,7 @@ def environment(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _processor() -> str:
+    """Name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
@@ -106,7 +109,11 @@ def _processor() -> str:
 def parser(description: str) -> argparse.ArgumentParser:
     """The options that every benchmark has."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--quick", action="store_true", help="small sizes, under a minute: for a look, not for a record")
+    made.add_argument(
+        "--quick",
+        action="store_true",
+        help="small sizes, under a minute: to see that it runs, not to keep",
+    )
     made.add_argument("--json", metavar="FILE", help="also write every figure to FILE")
     made.add_argument("--rounds", type=int, default=5, help="interleaved runs of each contestant (default: 5)")
     made.add_argument("--threads", type=int, default=0, help="threads (default: torch's)")
@@ -114,7 +121,7 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 
 def write(path: str, record: Mapping[str, Any]) -> None:
-    """Write the record whole or not at all."""
+    """Write figures as JSON; an interrupted call leaves the old file as it was."""
     folder = Path(path).resolve().parent
     with tempfile.NamedTemporaryFile("w", dir=folder, delete=False, suffix=".tmp") as file:
         json.dump(record, file, indent=1)
@@ -123,11 +130,28 @@ def write(path: str, record: Mapping[str, Any]) -> None:
     Path(file.name).replace(path)
 
 
-def scores_like(regime: str, rows: int, classes: int, dim: int = 64, seed: int = 0) -> tuple[torch.Tensor, ...]:
-    """Queries (rows, dim), class vectors (classes, dim) and labels.
+def write_between_marks(page: Path, name: str, lines: list[str]) -> None:
+    """Replace what is between the marks `<!-- name: begin ... -->` and `<!-- name: end` of a page by lines.
 
-    "trained": a spread of scores of about 4 and the label near the top, as at the end of a training.
-    "fresh": small random vectors, as at its start, where the support of a sparse map is nearly everything.
+    An interrupted call leaves the page as it was.
+    """
+    begin, end = f"<!-- {name}: begin", f"<!-- {name}: end"
+    before, rest = page.read_text(encoding="utf-8").split(begin)
+    mark, after = rest.split("-->", 1)
+    text = "\n".join([f"{before}{begin}{mark}-->", *lines, f"{end}{after.split(end)[1]}"])
+    new = page.with_suffix(".tmp")
+    new.write_text(text, encoding="utf-8")
+    new.replace(page)
+
+
+def scores_like(regime: str, rows: int, classes: int, dim: int = 64, seed: int = 0) -> tuple[torch.Tensor, ...]:
+    """Random queries (rows, dim), class vectors (classes, dim) and labels (rows,).
+
+    Args:
+        regime: "trained" for scores like those of a trained model, with a spread of about 4 and the label near the top;
+            "fresh" for small scores like those of a new model, of which a sparse map keeps nearly all classes.
+        rows, classes, dim: the sizes.
+        seed: of the random numbers.
     """
     generator = torch.Generator().manual_seed(seed)
     queries = torch.randn(rows, dim, generator=generator)

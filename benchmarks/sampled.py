@@ -1,14 +1,14 @@
-"""Sampled losses against the number of classes: a step costs the same, whatever C is.
+"""Sampled losses against the number of classes: how much a step's time depends on C, which it hardly should.
 
     python benchmarks/sampled.py              N = 2048, k = 100, d = 64, C = 10^4, 10^5, 10^6
     python benchmarks/sampled.py --quick      N = 256, C = 10^3, 10^4, 10^5
 
-A step is drawing, loss and gradients. With `sparse_grad=True` the gradient has one row for each drawn class, so that
-the optimizer (SparseAdam here) touches those rows alone; with a dense gradient the table of zeros and Adam grow with C.
+A step draws negatives and computes loss and gradients. With `sparse_grad=True` the gradient has one row per drawn
+class, so the optimizer (SparseAdam here) touches only those rows; a dense gradient, and Adam with it, grow with C.
 
-What of a step's time still grows with C? Not the number of classes by itself: "from 10,000 classes" draws labels and
-negatives from the same number of classes at every C, so that as many vectors are touched, and in cache, as at the
-smallest one. The difference to a step that draws from all classes is what touching more distinct vectors costs.
+Even a sparse step takes longer at a larger C, because it touches more distinct vectors, of which fewer are in cache. To
+separate this, the lines "from 10,000 classes" draw labels and negatives from the same number of classes at every C. By
+how much they still take longer is the cost of C itself; the rest is the cost of more distinct vectors.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from measure import environment, interleave, limits, median, parser, peak_mb, wr
 
 import manymax
 
-DIM, NEGATIVES, FEW = 64, 100, 10_000
+DIM, NEGATIVES, FEW_CLASSES = 64, 100, 10_000
 
 
 def steps(rows: int, classes: int) -> dict[str, Callable[[], object]]:
-    """name -> one training step at a number of classes."""
+    """{name: one training step} for a number of classes."""
     generator = torch.Generator().manual_seed(0)
     input = torch.randn(rows, DIM, generator=generator).requires_grad_()
     vectors = (0.1 * torch.randn(classes, DIM, generator=generator)).requires_grad_()
     target = torch.randint(classes, (rows,), generator=generator)
     counts = torch.randint(1, 100, (classes,), generator=generator)
-    drawn = torch.randperm(classes, generator=generator)[: min(FEW, classes)]
+    drawn = torch.randperm(classes, generator=generator)[: min(FEW_CLASSES, classes)]
     few = manymax.samplers.PopularitySampler(torch.zeros(classes).index_fill_(0, drawn, 1.0))
     few_target = drawn[torch.randint(len(drawn), (rows,), generator=generator)]
     uniform = manymax.samplers.UniformSampler(classes)
@@ -68,19 +68,19 @@ def steps(rows: int, classes: int) -> dict[str, Callable[[], object]]:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Time every step at every size; times are given as multiples of those at the smallest C."""
+    """Time every step at every size; times are printed as multiples of those at the smallest C."""
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     rows = 256 if arguments.quick else 2048
     sizes = (1_000, 10_000, 100_000) if arguments.quick else (10_000, 100_000, 1_000_000)
-    at = {classes: steps(rows, classes) for classes in sizes}
-    names = list(at[sizes[0]])
+    by_size = {classes: steps(rows, classes) for classes in sizes}
+    names = list(by_size[sizes[0]])
     seconds: dict[str, list[float]] = {}
     peaks: dict[str, list[float | None]] = {}
     for name in names:  # the sizes of a step take turns, so that a slow minute of the machine slows all of them
-        times = interleave({f"{classes}": at[classes][name] for classes in sizes}, 3 * arguments.rounds)
+        times = interleave({f"{classes}": by_size[classes][name] for classes in sizes}, 3 * arguments.rounds)
         seconds[name] = [median(times[f"{classes}"]) for classes in sizes]
-        peaks[name] = [peak_mb(at[classes][name]) for classes in sizes]
+        peaks[name] = [peak_mb(by_size[classes][name]) for classes in sizes]
     listed = ", ".join(f"{c:,}" for c in sizes)
     print(f"time of a step / time at C = {sizes[0]:,}, and peak MB above inputs, for C = {listed}")
     for name, values in seconds.items():

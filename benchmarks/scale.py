@@ -4,8 +4,9 @@
     python benchmarks/scale.py --quick      N = 256, C up to 10^5
     python benchmarks/scale.py --ranks 4    more ranks; they should have a core each
 
-Every rank has one thread. Machine and network are measured first, by all ranks at the same time, as they will run. Bar:
-no time, no number of bytes and no memory is off by more than a factor of 2.
+A rank is a process that holds a part of the classes; every rank has one thread. Machine and network are measured first,
+by all ranks at the same time, because that is how the steps run. Bar: no time, no number of bytes and no memory is off
+by more than a factor of 2.
 """
 
 from __future__ import annotations
@@ -22,16 +23,15 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from measure import environment, interleave, median, parser, peak_mb, scores_like, write
+from measure import environment, interleave, median, parser, peak_mb, scores_like, write, write_between_marks
 
 import manymax
 from manymax.distributed import ShardedHead, measure_network, plan
 from manymax.distributed.collectives import ProcessRanks
 from manymax.theory.cost import Shape, measure_machine
 
-DIM, FACTOR = 64, 2.0
-LEAST_MB = 16  # a smaller peak is mostly pages of the allocator
-BEGIN, END = "<!-- scale: begin", "<!-- scale: end"
+DIM, LARGEST_FACTOR = 64, 2.0
+LEAST_MB = 16  # a smaller peak is mostly rounding of the allocator and is not compared
 HEADS = {
     "softmax": manymax.LinearSoftmaxLoss,
     "sparsemax": manymax.LinearSparsemaxLoss,
@@ -44,13 +44,17 @@ HEADS = {
 }
 
 
-def counted(run: Callable[[], object]) -> float:
-    """Bytes that the sums and broadcasts of a step hold; a rank sends 2 (R - 1) / R times that."""
-    held = [0.0]
+def exchanged_bytes(run: Callable[[], object]) -> float:
+    """Bytes of all tensors that a step sums over the ranks, and half of those that it broadcasts.
+
+    On R ranks each sends 2 (R - 1) / R times that: a broadcast sends half as much as a sum.
+    """
+    total = 0.0
 
     def counting(call: Callable[..., Any], share: float) -> Callable[..., Any]:
         def wrapper(values: torch.Tensor, *arguments: Any, **options: Any) -> Any:
-            held[0] += share * values.numel() * values.element_size()
+            nonlocal total
+            total += share * values.numel() * values.element_size()
             return call(values, *arguments, **options)
 
         return wrapper
@@ -58,11 +62,11 @@ def counted(run: Callable[[], object]) -> float:
     shares = {"all_reduce": 1.0, "broadcast": 0.5}
     with mock.patch.multiple(dist, **{name: counting(getattr(dist, name), share) for name, share in shares.items()}):
         run()
-    return held[0]
+    return total
 
 
 def support_of(member: str, queries: torch.Tensor, vectors: torch.Tensor, target: torch.Tensor) -> float | None:
-    """Classes that a sparse map keeps, on average over some rows."""
+    """Average number of classes that a sparse map keeps, on 32 of the rows; None for other members."""
     row = manymax.FAMILY[member]
     if not row.sparse:
         return None
@@ -75,27 +79,27 @@ def support_of(member: str, queries: torch.Tensor, vectors: torch.Tensor, target
 def step(
     member: str, regime: str, rows: int, classes: int
 ) -> tuple[Callable[[], object], Callable[[], None], float | None]:
-    """One step of the sharded head, what lets go of its gradients, and the support of its map."""
+    """A function that runs one step of the sharded head, one that frees its gradients, and the support of its map."""
     queries, vectors, target = scores_like(regime, rows, classes, DIM)
     sampled = manymax.FAMILY[member].kind == "sampled"
-    head = ShardedHead(HEADS[member](None, classes, **({"sparse": True} if sampled else {})))
+    head = ShardedHead(HEADS[member](None, classes, **({"sparse_grad": True} if sampled else {})))
     support = support_of(member, queries, vectors, target)
     start, stop = head.span.tolist()
     own = vectors[start:stop].clone().requires_grad_()
     queries.requires_grad_()
 
-    def forget() -> None:
+    def free_gradients() -> None:
         own.grad = queries.grad = None
 
     def run() -> None:
-        forget()
+        free_gradients()
         head(queries, target, own).backward()
 
-    return run, forget, support
+    return run, free_gradients, support
 
 
 def rank_main(rank: int, rendezvous: str, arguments: argparse.Namespace, answers: Any) -> None:
-    """Measure, run and predict every case; the first rank answers."""
+    """The program of a rank: measures the machine, then runs and predicts every step; rank 0 sends the figures."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=arguments.ranks)
     ranks = ProcessRanks()
@@ -105,22 +109,22 @@ def rank_main(rank: int, rendezvous: str, arguments: argparse.Namespace, answers
     for classes in (10_000, 100_000) if arguments.quick else (10_000, 100_000, 1_000_000):
         for member in HEADS:
             for regime in ("trained", "fresh") if manymax.FAMILY[member].sparse else ("trained",):
-                run, forget, support = step(member, regime, rows, classes)
+                run, free_gradients, support = step(member, regime, rows, classes)
                 times = interleave({"": run}, arguments.rounds)[""]
-                held = counted(run)
-                forget()  # or the last gradients would count as memory that was there before
+                exchanged = exchanged_bytes(run)
+                free_gradients()  # they would count as memory that was in use before the step
                 peak = peak_mb(run)
                 shape = Shape(batch=rows, num_classes=classes, dim=DIM, support=support)
                 row = plan(member, shape, ranks.size, machine, network, optimizer_states=0)
                 share = 2 * (ranks.size - 1) / ranks.size
-                vectors = 4e-6 * DIM * -(-classes // ranks.size)  # MB that are there before the step
+                vectors = 4e-6 * DIM * -(-classes // ranks.size)  # MB of class vectors, in use before the step
                 found.append(
                     {
                         "member": member,
                         "regime": regime,
                         "classes": classes,
                         "seconds": [row.seconds, median(times)],
-                        "sent_kb": [row.sent / 1e3, share * held / 1e3],
+                        "sent_kb": [row.sent / 1e3, share * exchanged / 1e3],
                         "peak_mb": [row.memory / 1e6 - vectors, peak],
                         "exchanging_share": row.exchanging / row.seconds,
                     }
@@ -131,18 +135,18 @@ def rank_main(rank: int, rendezvous: str, arguments: argparse.Namespace, answers
 
 
 def ratio(pair: list[float | None]) -> float | None:
-    """Predicted over measured."""
+    """Predicted over measured; None where either is missing."""
     predicted, measured = pair
     return None if not measured or predicted is None else predicted / measured
 
 
 def within(value: float | None) -> bool:
-    """Whether a ratio meets the bar; what could not be measured does."""
-    return value is None or 1 / FACTOR <= value <= FACTOR
+    """Whether a ratio meets the bar; one that could not be measured counts as met."""
+    return value is None or 1 / LARGEST_FACTOR <= value <= LARGEST_FACTOR
 
 
 def report(record: dict[str, Any], ranks: int) -> tuple[list[str], int]:
-    """A table of predicted over measured, and how many rows miss the bar."""
+    """A table of measured figures and of predicted over measured, and how many rows miss the bar."""
     network, off = record["network"], 0
     lines = [
         "| member | scores | C | step, ms | time | sent, kB | bytes | peak, MB | memory |",
@@ -167,18 +171,8 @@ def report(record: dict[str, Any], ranks: int) -> tuple[list[str], int]:
     return lines, off
 
 
-def rewrite(page: Path, lines: list[str]) -> None:
-    """Put the lines between the marks of a page."""
-    before, rest = page.read_text(encoding="utf-8").split(BEGIN)
-    mark, after = rest.split("-->", 1)
-    text = "\n".join([f"{before}{BEGIN}{mark}-->", *lines, f"{END}{after.split(END)[1]}"])
-    new = page.with_suffix(".tmp")
-    new.write_text(text, encoding="utf-8")
-    new.replace(page)
-
-
 def main() -> int:
-    """Start the ranks, print the table, and say whether the bar is met."""
+    """Start the ranks and print the table; the exit code is 1 if the bar was missed."""
     made = parser(__doc__ or "")
     made.add_argument("--ranks", type=int, default=2, help="processes on this machine (default: 2)")
     made.add_argument("--page", metavar="FILE", help="write the table between the marks of this page")
@@ -200,7 +194,7 @@ def main() -> int:
     lines, off = report(record, arguments.ranks)
     print("\n".join(lines))
     if arguments.page:
-        rewrite(Path(arguments.page), lines)
+        write_between_marks(Path(arguments.page), "scale", lines)
     if arguments.json:
         write(arguments.json, record | {"environment": environment(arguments)})
     return int(off > 0)

@@ -1,14 +1,14 @@
-"""Two checkouts side by side: what a change of the code costs or saves, line by line.
+"""Two checkouts of manymax side by side: what a change of the code costs or saves in time and memory.
 
     python benchmarks/trees.py BEFORE AFTER --json FILE     about 40 minutes on 2 cores
     python benchmarks/trees.py BEFORE AFTER --quick         small sizes, under two minutes
 
-BEFORE and AFTER are folders with a checkout each. A process for each of them holds the same problems; they take turns
-at every line, one runs while the other waits, so that a slow minute of the machine slows both. A line is the ratio of
-medians after / before of a step, with its gradients, of everything that benchmarks/heads.py, maps.py and sampled.py
-measure of ours, and the ratio of the peaks of memory above what was there before the step. Peaks are taken in processes
-of their own whose allocator gives everything back at once: otherwise they are those of the allocator. FILE is written
-after every line, and lines that it holds already are not measured again.
+BEFORE and AFTER are folders, each with a checkout. One process per checkout sets up the same problems; the two take
+turns at every line, so that a slow minute of the machine slows both. A line is a training step of manymax from
+benchmarks/heads.py, maps.py or sampled.py. It shows the ratio after / before of the median times, and that of the peaks
+of memory above what was in use before the step. Peaks are measured in two more processes, whose allocator returns freed
+memory to the system at once; otherwise the peaks would be those of the allocator. FILE is written after every line, and
+lines that it already holds are not measured again.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from typing import Any
 
 BAR = 1.05
 DIM = 64
-GIVES_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
+# Settings of glibc under which freed memory goes back to the system at once.
+RETURNS_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
 
 
-class Tree:
-    """A process that runs steps of one checkout when it is told to."""
+class CheckoutProcess:
+    """A process that imports manymax from one checkout and runs its steps when asked."""
 
     def __init__(self, folder: Path, quick: bool, threads: int, **more: str) -> None:
         command = [sys.executable, str(Path(__file__).resolve()), "--serve", *(["--quick"] if quick else [])]
@@ -42,7 +43,7 @@ class Tree:
         )
 
     def ask(self, what: str, name: str = "") -> Any:
-        """The answer to `names`, `seconds` of a step, its `peak`, or `forget` what it holds."""
+        """Ask for the "names" of all steps, or for "seconds" or "peak" of the step `name`; returns the answer."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(json.dumps([what, name]) + "\n")
@@ -51,19 +52,19 @@ class Tree:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Measure every line, and say which are above the bar."""
+    """Measure every line, and print which are above the bar."""
     folders, options = (Path(arguments.before), Path(arguments.after)), (arguments.quick, arguments.threads)
-    trees = [Tree(folder, *options) for folder in folders]
-    holders = [Tree(folder, *options, **GIVES_BACK) for folder in folders]
+    trees = [CheckoutProcess(folder, *options) for folder in folders]
+    holders = [CheckoutProcess(folder, *options, **RETURNS_MEMORY) for folder in folders]
     (names, about), _ = (tree.ask("names") for tree in trees)
-    lines = json.loads(Path(arguments.json).read_text())["lines"] if _there(arguments.json) else []
+    lines = json.loads(Path(arguments.json).read_text())["lines"] if _exists(arguments.json) else []
     done = {line["name"] for line in lines}
     for name in names:
         if name in done or (arguments.only and arguments.only not in name):
             continue
         rounds = 1 if arguments.quick else arguments.rounds
         for tree in trees:
-            tree.ask("seconds", name)  # the first one is not counted
+            tree.ask("seconds", name)  # the first run of each is not counted
         taken = [[tree.ask("seconds", name) for tree in trees] for _ in range(rounds)]
         times = [sorted(row[side] for row in taken) for side in (0, 1)]
         for tree in holders:
@@ -81,7 +82,8 @@ def main(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _there(path: str | None) -> bool:
+def _exists(path: str | None) -> bool:
+    """Whether a file was named and exists."""
     return path is not None and Path(path).exists()
 
 
@@ -91,7 +93,7 @@ Step = Callable[[], object]
 
 
 def cases(quick: bool) -> Iterator[tuple[str, Callable[[], Step]]]:
-    """(name, what makes its step); a step is made when it is asked for, and let go for the next."""
+    """(name, function that sets up the step) of every line; a step is set up when it is asked for, one at a time."""
     sizes = (500, 2_001) if quick else (3_307, 40_981, 200_000)
     rows = 128 if quick else 2048
     for regime in ("trained", "fresh"):
@@ -113,6 +115,7 @@ def cases(quick: bool) -> Iterator[tuple[str, Callable[[], Step]]]:
 
 
 def _heads() -> dict[str, Callable[..., Any]]:
+    """{name: head}; imports of manymax are inside functions, because the main process has none of the two checkouts."""
     import manymax
 
     compiled = {"options": {"compiled": True}}
@@ -131,6 +134,7 @@ def _heads() -> dict[str, Callable[..., Any]]:
 
 
 def _head(loss: str, regime: str, rows: int, classes: int) -> Step:
+    """A step of a linear head."""
     from measure import scores_like
 
     queries, vectors, target = scores_like(regime, rows, classes, DIM)
@@ -146,6 +150,7 @@ def _head(loss: str, regime: str, rows: int, classes: int) -> Step:
 
 
 def _rank(users: int, items: int) -> Step:
+    """The 20 highest of all items for every user, with 27 masked."""
     import torch
 
     import manymax
@@ -155,6 +160,7 @@ def _rank(users: int, items: int) -> Step:
 
 
 def _grouped(classes: int) -> Step:
+    """A softmax step of pairs grouped by user."""
     import torch
 
     import manymax
@@ -171,6 +177,7 @@ def _grouped(classes: int) -> Step:
 
 
 def _map(name: str, regime: str, rows: int, classes: int) -> Step:
+    """A map or loss of a table of scores, forward and backward."""
     from measure import scores_like
 
     import manymax
@@ -188,6 +195,7 @@ def _map(name: str, regime: str, rows: int, classes: int) -> Step:
 
 
 def _sampled(loss: str, form: str, rows: int, classes: int) -> Step:
+    """A step of a sampled head."""
     import torch
 
     import manymax
@@ -224,14 +232,15 @@ def serve(quick: bool) -> None:
             answer = [list(makers), environment(argparse.Namespace(quick=quick))]
         else:
             if held[0] != name:
-                held = ("", None)  # the last problem goes before the next one comes
+                held = ("", None)  # free the last problem before the next one is set up
                 held = (name, makers[name]())
             assert held[1] is not None
-            answer = _once(held[1]) if what == "seconds" else peak_mb(held[1])
+            answer = _seconds(held[1]) if what == "seconds" else peak_mb(held[1])
         print(json.dumps(answer), flush=True)
 
 
-def _once(step: Step) -> float:
+def _seconds(step: Step) -> float:
+    """Seconds of one run."""
     import gc
     import time
 
@@ -246,11 +255,11 @@ if __name__ == "__main__":
         serve("--quick" in sys.argv)
         sys.exit()
     read = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    read.add_argument("before", help="a checkout")
-    read.add_argument("after", help="another one")
-    read.add_argument("--json", metavar="FILE", help="write every figure to FILE, and go on from what it holds")
-    read.add_argument("--quick", action="store_true", help="small sizes and one round: for a look, not for a record")
-    read.add_argument("--only", default="", help="only lines with this in their name")
+    read.add_argument("before", help="folder of a checkout")
+    read.add_argument("after", help="folder of another checkout")
+    read.add_argument("--json", metavar="FILE", help="write every figure to FILE, and skip lines that it holds")
+    read.add_argument("--quick", action="store_true", help="small sizes and one round: to see that it runs")
+    read.add_argument("--only", default="", help="measure only lines with this text in their name")
     read.add_argument("--rounds", type=int, default=9, help="turns of each checkout at a line (default: 9)")
-    read.add_argument("--threads", type=int, default=2)
+    read.add_argument("--threads", type=int, default=2, help="threads of each process (default: 2)")
     sys.exit(main(read.parse_args()))
