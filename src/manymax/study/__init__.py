@@ -1,1 +1,1 @@
-"""The laboratory around the library: data, backbones, training, evaluation, studies and their report."""
+"""Studies with the losses: data, backbones, training, evaluation, grids of runs and their report."""

@@ -319,7 +319,7 @@ def _write_outcome(supervisor: TrainingSupervisor, folder: Path, prepared: Prepa
     """Write `epochs.parquet` and `record.json`, then delete the checkpoint of a finished run.
 
     In this order: the record says that everything else is there. A kill before the record leaves a run that continues
-    from its checkpoint; a kill after it leaves a checkpoint that nobody reads.
+    from its checkpoint; a kill after it leaves a checkpoint that is never read.
     """
     state, split = supervisor.state, prepared.split
     best = next((row for row in state.rows if row["epoch"] == state.best_epoch), {})

@@ -1,1 +1,1 @@
-"""Interactions: where they come from, how they are filtered and split, how they become batches."""
+"""Interactions: sources and downloads, filters, the split into three parts, and batches for training."""

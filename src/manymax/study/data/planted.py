@@ -121,7 +121,7 @@ def plant(size: str = DEFAULT_SIZE, seed: int = 0) -> tuple[Interactions, Plante
     users = torch.arange(num_users).repeat_interleave(lengths)
     items = _draw(truth, lengths, rng)
     drawn = items.bincount(minlength=num_items) > 0
-    numbers = drawn.cumsum(0) - 1  # items renumbered without those that nobody drew
+    numbers = drawn.cumsum(0) - 1  # numbers without gaps for the items that were drawn
     times = _times(lengths, rng)
     user_ids, item_ids = np.arange(num_users), drawn.nonzero()[:, 0].numpy()
     interactions = Interactions(users, numbers[items], user_ids, item_ids, times=times, name="planted")
