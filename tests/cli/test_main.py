@@ -38,6 +38,7 @@ def test_an_unknown_name_is_one_line_and_exit_code_2() -> None:
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -66,12 +67,14 @@ def test_errors_of_files_and_memory_are_distinguished_from_bugs(error: Exception
     assert (text is None) if words is None else (text is not None and words in text)
 
 
+@pytest.mark.slow
 def test_an_unknown_command_is_exit_code_2() -> None:
     result = run("-m manymax", "lossse")
     assert result.returncode == 2
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 def test_a_pipe_that_is_closed_early_gives_no_traceback() -> None:
     writer = subprocess.Popen(
         [sys.executable, "-m", "manymax", "losses", "--json"],
@@ -97,6 +100,7 @@ def test_without_the_extra_it_says_what_to_install(missing: str) -> None:
     assert result.stderr == (f'manymax: the command needs `{missing}`. Install it with: pip install "manymax[study]"\n')
 
 
+@pytest.mark.slow
 def test_a_broken_installation_is_not_taken_for_a_missing_package() -> None:
     script = "import sys; sys.modules['manymax.cli.app'] = None; from manymax.cli import main; main()"
     result = run(f"-c {script}")

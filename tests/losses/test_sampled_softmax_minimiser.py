@@ -112,6 +112,7 @@ def test_partition_with_hits_kept_tends_elsewhere() -> None:
     assert (probs - P3).abs().max() > 0.01
 
 
+@pytest.mark.slow
 def test_which_variants_keep_the_order_of_p(seed: int) -> None:
     """ "logq" with hits kept always does, and under a uniform proposal all variants do; "none" ranks by p / q."""
     variants = [("logq", "keep", None), ("none", "keep", None), ("partition", "mask", None)]

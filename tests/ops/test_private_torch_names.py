@@ -10,6 +10,8 @@ import torch
 
 import manymax
 
+pytestmark = pytest.mark.slow  # a process of its own
+
 # torch itself needs these modules: only imports by manymax fail
 WITHOUT_PRIVATE_NAMES = """
 import builtins

@@ -253,7 +253,7 @@ needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is ins
 
 
 @needs_chromium
-@pytest.mark.slow
+@pytest.mark.extras
 @pytest.mark.parametrize(
     "options",
     [(), ("--window-size=400,800", "--blink-settings=preferredColorScheme=0")],
@@ -270,7 +270,7 @@ def test_a_browser_draws_every_chart_and_logs_nothing(full: Path, options: tuple
 
 
 @needs_chromium
-@pytest.mark.slow
+@pytest.mark.extras
 def test_hostile_names_in_a_browser(tmp_path: Path) -> None:
     write_run(tmp_path, data=HOSTILE, name=HOSTILE)
     dom, log = browse(report(tmp_path, images=False))
@@ -280,7 +280,7 @@ def test_hostile_names_in_a_browser(tmp_path: Path) -> None:
 
 
 @needs_chromium
-@pytest.mark.slow
+@pytest.mark.extras
 def test_an_error_on_the_page_would_be_seen(full: Path, tmp_path: Path) -> None:
     text = full.read_text(encoding="utf-8").replace("plotAll();\n</script>", "plotAll(); nothing();\n</script>")
     broken = tmp_path / "broken.html"

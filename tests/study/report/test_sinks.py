@@ -69,6 +69,7 @@ def test_a_folder_that_cannot_be_written_to(study: Study, tmp_path: Path) -> Non
         to_tensorboard(study, tmp_path / "file")
 
 
+@pytest.mark.extras
 @pytest.mark.filterwarnings("ignore")
 def test_mlflow(study: Study, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # log to a folder: a server needs more than mlflow-skinny
