@@ -39,23 +39,13 @@ SAME_FIELD: dict[str, tuple[str, ...]] = {
 STILL_SHARED: dict[str, set[str]] = {
     "BYTES_PER_CHUNK": {"study/data/sources/amazon.py", "study/data/sources/delimited.py"},
     "COLUMNS": {"engine/gradients.py", "study/report/drawing.py"},
-    "FINDINGS": {"paper/findings.py", "paper/verdicts.py"},
     "FORMATS": {"study/data/sources/__init__.py", "study/report/formats.py"},
     "HEADER": {"engine/native.py", "study/data/sources/amazon.py", "study/data/sources/movielens.py"},
-    "HEADINGS": {"cli/theory.py", "study/data/card.py"},
-    "METRIC": {"paper/judgement.py", "paper/selection.py"},
     "NEAR": {"engine/cost.py", "study/report/pace.py"},
-    "PAGE": {"paper/reproduction.py", "study/report/page.py"},
     "PARTS": {"study/data/interactions.py", "study/data/sources/gowalla.py"},
     "PER_DRAW": {"distributed/planning.py", "engine/cost.py"},
-    "PUBLISHED": {"paper/page_sections.py", "study/data/sources/amazon.py"},
     "SEPARATORS": {"study/data/sources/delimited.py", "study/data/sources/movielens.py"},
-    "SETTINGS": {"study/records.py"},
-    "SPARSE": {"engine/native.py", "paper/findings.py"},
-    "SUFFIX": {"study/data/card.py", "study/record_files.py"},
     "SUFFIXES": {"engine/native.py", "study/data/sources/table.py"},
-    "TABLES": {"paper/claims.py", "paper/numbers.py"},
-    "TEST": {"paper/findings.py", "study/data/split.py"},
 }
 
 Sources = dict[str, str]

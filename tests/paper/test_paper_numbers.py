@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from manymax.members import FAMILY
-from manymax.paper.numbers import DATA, NUMBERS, TABLES, PaperNumber
+from manymax.paper.numbers import DATA, NUMBERS, PAPER_TABLES, PaperNumber
 
 LEARNING_RATE_TABLES = {"mf": "mf_losses", "sasrec": "sasrec_losses", "lightgcn": "lightgcn_ml1m"}
 
@@ -33,7 +33,7 @@ def test_every_cell_of_the_seven_tables_is_there() -> None:
         "sasrec_q_choice": 2 * 18,
     }
     assert Counter(n.table for n in NUMBERS) == expected
-    assert {t.name for t in TABLES} == set(expected)
+    assert {t.name for t in PAPER_TABLES} == set(expected)
     assert len({n.loss for n in NUMBERS}) == 8
     assert {n.loss for n in NUMBERS} <= set(FAMILY)
     keys = [(n.table, n.data, n.loss, n.metric, *n.setting.items()) for n in NUMBERS]

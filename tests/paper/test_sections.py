@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from manymax.errors import ManymaxError
-from manymax.paper.page_sections import EXTRA, PUBLISHED, findings, numbers
+from manymax.paper.page_sections import PAPER_SECTIONS, PUBLISHED_NUMBERS, findings, numbers
 from manymax.study.report.formats import Cell, ReportTable
 from manymax.study.report.page import PAGE_FILE, build, report
 from manymax.study.report.runs import read_study
@@ -29,7 +29,7 @@ def row(table: ReportTable, *headers: str) -> tuple[Cell, ...]:
 def test_the_sections_of_the_paper_have_their_places(tmp_path: Path) -> None:
     write_run(tmp_path)
     study = read_study(tmp_path)
-    with_paper = [section.id for section in build(study, EXTRA, PUBLISHED)]
+    with_paper = [section.id for section in build(study, PAPER_SECTIONS, PUBLISHED_NUMBERS)]
     assert with_paper[:2] == ["findings", "results"]
     assert with_paper[with_paper.index("data") - 1] == "paper"
     assert [each for each in with_paper if each not in ("findings", "paper")] == [s.id for s in build(study)]
@@ -38,7 +38,7 @@ def test_the_sections_of_the_paper_have_their_places(tmp_path: Path) -> None:
 def test_without_them_the_page_does_not_speak_of_the_paper(tmp_path: Path) -> None:
     write_run(tmp_path / "study", data="ml-1m")
     pages = {}
-    for name, more in (("with", {"extra": EXTRA, "published": PUBLISHED}), ("without", {})):
+    for name, more in (("with", {"extra": PAPER_SECTIONS, "published": PUBLISHED_NUMBERS}), ("without", {})):
         page = report(tmp_path / "study", tmp_path / name, images=False, **more)
         body = page.read_text(encoding="utf-8").partition("<header>")[2].partition("<script>")[0]
         pages[name] = body.lower()
@@ -87,7 +87,7 @@ def test_the_papers_numbers_stand_beside_ours(tmp_path: Path) -> None:
         ("gowalla", "mf", "nce"): 0.0599,
         ("ml-1m", "mf", "rg (solver=als)"): 0.2785,
     }
-    assert row(results(made(tmp_path), "mf", PUBLISHED), "softmax", "N@20")[-1].value is not None
+    assert row(results(made(tmp_path), "mf", PUBLISHED_NUMBERS), "softmax", "N@20")[-1].value is not None
     softmax = next(t for t in made(tmp_path) if t.data == "ml-1m" and t.loss == "softmax")
     ours, paper, difference, _ = next(cells for names, cells in numbers([softmax]).rows if "N@20" in names)
     assert difference.value == pytest.approx(100 * (ours.value / paper.value - 1))

@@ -20,7 +20,7 @@ from manymax.heads.stub import stub
 from manymax.members import FAMILY, REFERENCE_LOSSES
 from manymax.study.backbones import BACKBONES
 from manymax.study.groups import GRADIENT
-from manymax.study.record_files import SUFFIX, read_all_runs
+from manymax.study.record_files import KEPT_SUFFIX, read_all_runs
 from manymax.study.records import RECORD, Record, read_record
 from manymax.study.run_options import flat
 
@@ -129,7 +129,7 @@ Tested with {settings}. Citation: {member.citation}"""
 
 def planted_runs(root: Path) -> list[Record]:
     """The records of configs/planted.toml that are kept in the repository; empty where there are none."""
-    if (file := (root / PLANTED_RUNS).with_suffix(SUFFIX)).is_file():
+    if (file := (root / PLANTED_RUNS).with_suffix(KEPT_SUFFIX)).is_file():
         return [run.record for run in read_all_runs(file)]
     return [read_record(path.parent) for path in sorted((root / PLANTED_RUNS).rglob(RECORD))]
 

@@ -48,6 +48,9 @@ def write_report(folder: Path, out: Path | None = None, *, images: bool = True) 
 
     The report package knows nothing of the paper, so its sections and numbers are handed over here.
     """
-    from manymax.paper.page_sections import EXTRA, PUBLISHED  # only a page needs it, not the command line
+    from manymax.paper.page_sections import (  # only a page needs it, not the command line
+        PAPER_SECTIONS,
+        PUBLISHED_NUMBERS,
+    )
 
-    return report_page.report(folder, out, images=images, extra=EXTRA, published=PUBLISHED)
+    return report_page.report(folder, out, images=images, extra=PAPER_SECTIONS, published=PUBLISHED_NUMBERS)

@@ -18,6 +18,7 @@ from typing import Literal
 Status = Literal["printed", "contradicted"]
 
 PAPER_METRICS = ("ndcg@20", "precision@20", "recall@20")
+MAIN_METRIC = PAPER_METRICS[0]  # what settings are chosen by, and what findings are decided by
 
 LEARNING_RATES = {"lr": (1e-3, 5e-4, 1e-4)}
 NEGATIVES = {"num_negatives": (5, 10, 50, 100)}
@@ -80,7 +81,7 @@ DATA = {
     "electronics": PaperData(192_403, 63_001, 1_689_188, 99.99, "5-core without rating filter, not 10-core"),
 }
 
-TABLES = (
+PAPER_TABLES = (
     PaperTable(
         "mf_losses",
         "MF, learning rates",
@@ -243,4 +244,4 @@ def _numbers(table: PaperTable) -> Iterator[PaperNumber]:
             )
 
 
-NUMBERS: tuple[PaperNumber, ...] = tuple(number for table in TABLES for number in _numbers(table))
+NUMBERS: tuple[PaperNumber, ...] = tuple(number for table in PAPER_TABLES for number in _numbers(table))

@@ -80,5 +80,5 @@ def _value(trial: Trial, metric: str) -> float | None:
     return None if number is None else number.value
 
 
-EXTRA = (Extra("results", findings), Extra("data", against_the_paper))
-PUBLISHED = Published(_value, "Small or in brackets: what the paper prints.")
+PAPER_SECTIONS = (Extra("results", findings), Extra("data", against_the_paper))
+PUBLISHED_NUMBERS = Published(_value, "Small or in brackets: what the paper prints.")

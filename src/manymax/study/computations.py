@@ -26,7 +26,7 @@ from manymax.heads import LinearHead
 from manymax.table import Table
 
 USUAL = "blocks"
-GROUP = "manymax.computations"
+ENTRY_POINT_GROUP = "manymax.computations"
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def _entries() -> tuple[EntryPoint, ...]:
 
 @cache  # reading the metadata of all packages takes milliseconds, and a grid makes thousands of configs
 def _entries_along(search_path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    return tuple(entry_points(group=GROUP))
+    return tuple(entry_points(group=ENTRY_POINT_GROUP))
 
 
 @cache

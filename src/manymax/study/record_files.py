@@ -28,7 +28,7 @@ from manymax.errors import ArgumentError, ManymaxError
 from manymax.study.files import atomic_write
 from manymax.study.records import Record
 
-SUFFIX = ".jsonl"
+KEPT_SUFFIX = ".jsonl"
 NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 
 Number = int | float | None
@@ -53,8 +53,8 @@ class KeptRun:
 
 def check_suffix(name: str, path: Path) -> Path:
     """The path, if it is named like a file of kept runs; `name` is what the caller calls the argument."""
-    if path.suffix != SUFFIX:
-        raise ArgumentError(f"`{name}` must be a file that ends in {SUFFIX}, one line per run; got {str(path)!r}.")
+    if path.suffix != KEPT_SUFFIX:
+        raise ArgumentError(f"`{name}` must be a file that ends in {KEPT_SUFFIX}, one line per run; got {str(path)!r}.")
     return path
 
 

@@ -31,7 +31,7 @@ from manymax.study.config import RunConfig
 from manymax.study.data.interactions import PARTS, Lists, Split
 from manymax.study.files import atomic_write, read_json, write_json
 
-SETTINGS, RECORD, CHECKPOINT, MODEL = "settings.json", "record.json", "checkpoint.safetensors", "model.safetensors"
+SETTINGS_FILE, RECORD, CHECKPOINT, MODEL = "settings.json", "record.json", "checkpoint.safetensors", "model.safetensors"
 EPOCHS, ITEMS = "epochs.parquet", "items.parquet"
 USER_METRICS, USER_ITEMS = "user_metrics.parquet", "user_items.parquet"
 # What these files were called up to version 0.1.0; runs of that version are read under the old names.

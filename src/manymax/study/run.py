@@ -39,7 +39,7 @@ from manymax.study.records import (
     CHECKPOINT,
     MODEL,
     RECORD,
-    SETTINGS,
+    SETTINGS_FILE,
     Record,
     Status,
     new_record,
@@ -122,7 +122,7 @@ def finished(config: RunConfig, folder: Path) -> Record | None:
     """
     if folder.exists() and not folder.is_dir():
         raise ManymaxError(f"{folder} is a file: choose another folder for the run.")
-    if (folder / SETTINGS).exists():
+    if (folder / SETTINGS_FILE).exists():
         _check_same(config, folder)
     elif folder.exists() and any(path.name != LOCK and not is_partial(path) for path in folder.iterdir()):
         raise ManymaxError(f"{folder} holds other files and not a run: choose another folder.")
@@ -147,9 +147,9 @@ def check_data_files(config: RunConfig, record: Record, folder: Path) -> None:
 
 def _check_same(config: RunConfig, folder: Path) -> None:
     """Raise an error that names the settings in which `config` differs from the run in `folder`."""
-    stored = read_json(folder / SETTINGS)
+    stored = read_json(folder / SETTINGS_FILE)
     if not isinstance(stored, Mapping) or not isinstance(stored.get("settings"), Mapping):
-        raise ManymaxError(f"{folder / SETTINGS} holds no settings of a run. Remove it, or choose another folder.")
+        raise ManymaxError(f"{folder / SETTINGS_FILE} holds no settings of a run. Remove it, or choose another folder.")
     if stored.get("hash") == config.content_hash():
         return
     now, before = config.flat(), flat(stored["settings"])
@@ -167,10 +167,10 @@ def _write_or_check_settings(config: RunConfig, folder: Path, prepared: Prepared
     numbers of another meaning.
     """
     data = fingerprint(prepared.split)
-    if not (folder / SETTINGS).exists():
+    if not (folder / SETTINGS_FILE).exists():
         content = {"hash": config.content_hash(), "data": data, "settings": config.nested()}
-        write_json(folder / SETTINGS, content)
-    elif read_json(folder / SETTINGS).get("data") != data:
+        write_json(folder / SETTINGS_FILE, content)
+    elif read_json(folder / SETTINGS_FILE).get("data") != data:
         raise ManymaxError(f"the data has changed since the run in {folder} was started: choose another folder.")
 
 

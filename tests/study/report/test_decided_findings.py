@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from manymax.errors import ManymaxError
-from manymax.paper.findings import FINDINGS as CLAIMS
+from manymax.paper.findings import FINDINGS
+from manymax.paper.findings_file import FINDINGS_FILE, UNTESTED, decide
 from manymax.paper.reproduction import PAGE, RESULTS, page, read, write
-from manymax.paper.verdicts import FINDINGS, UNTESTED, decide
 from manymax.study.files import write_json
 from manymax.study.record_files import read_all_runs, write_runs
 from manymax.study.records import RECORD
@@ -26,7 +26,7 @@ class TestFindings:
     def test_decided_where_the_users_are(self, root: Path) -> None:
         write(root, [root / "mine"])
         text = (root / PAGE).read_text(encoding="utf-8")
-        claim = CLAIMS[1]
+        claim = FINDINGS[1]
         assert row(text, "2", claim.claim)[2] == "**confirmed**"
         assert "- supports: ml-1m, mf: rankmax 0.30" in section(text, "### Finding 2")
         assert "Decided from 10 of the 10 finished runs" in text
@@ -102,6 +102,6 @@ class TestFindings:
         assert "- The findings rest on 1 runs that are no longer among the records." in page(read(root))
 
     def test_that_cannot_be_read(self, root: Path) -> None:
-        write_json(root / RESULTS / FINDINGS, {"runs": [], "findings": {"1": [{"nonsense": 1}]}})
+        write_json(root / RESULTS / FINDINGS_FILE, {"runs": [], "findings": {"1": [{"nonsense": 1}]}})
         with pytest.raises(ManymaxError, match="does not hold findings"):
             read(root)

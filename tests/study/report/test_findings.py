@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from manymax.paper import judgement as evidence
-from manymax.paper.findings import FINDINGS, Judgement, judge
+from manymax.paper.findings import FINDINGS, Judgement, judge, points
 from manymax.study.report.runs import read_study
 from manymax.study.report.significance import PairedComparison
 from manymax.study.report.trials import Trial, trials
@@ -233,7 +232,7 @@ def test_a_chance_find_among_many_does_not_count(tmp_path: Path, monkeypatch, ot
         quality = {"nce": 0.4, "rankmax": 0.3}
         return PairedComparison(quality.get(first.loss, 0.2) - quality.get(second.loss, 0.2), 200, 0.02, 0.02)
 
-    monkeypatch.setattr(evidence, "compare", drawn)
+    monkeypatch.setattr(points, "compare", drawn)
     (case,) = judged(tmp_path, of(rankmax=0.3, **dict.fromkeys(names, 0.3)), 2).cases
     assert case.supports is supports
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from manymax.errors import ManymaxError
-from manymax.paper.page_sections import EXTRA, PUBLISHED
+from manymax.paper.page_sections import PAPER_SECTIONS, PUBLISHED_NUMBERS
 from manymax.study.report.page import build, report
 from manymax.study.report.runs import read_study
 from tests.study.report.generated import QUALITY, grid, write_run
@@ -83,12 +83,12 @@ def full_study(folder: Path) -> None:
 def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("study")
     full_study(folder)
-    return report(folder, extra=EXTRA, published=PUBLISHED)
+    return report(folder, extra=PAPER_SECTIONS, published=PUBLISHED_NUMBERS)
 
 
 def test_every_section_of_a_full_study_has_content(full: Path) -> None:
     study = read_study(full.parents[1])
-    for section in build(study, EXTRA, PUBLISHED):
+    for section in build(study, PAPER_SECTIONS, PUBLISHED_NUMBERS):
         assert section.cards or section.figures or section.tables, section.title
     said = words(full)
     for title in ("Findings", "Results", "Significance", "Curves", "Negatives", "Bayes ranking", "Gradients", "Cost"):
@@ -175,7 +175,7 @@ def test_the_same_records_give_the_same_files(tmp_path: Path) -> None:
 
 def test_one_run(tmp_path: Path) -> None:
     write_run(tmp_path)
-    said = words(report(tmp_path, images=False, extra=EXTRA))
+    said = words(report(tmp_path, images=False, extra=PAPER_SECTIONS))
     assert "1 finished run 1 loss 1 backbone 1 data set 1 seed" in said
     assert "A test needs two methods" in said
     assert "not enough runs" in said
@@ -222,7 +222,7 @@ def test_names_from_data_are_escaped(tmp_path: Path) -> None:
     write_run(tmp_path, data=HOSTILE, name=HOSTILE)
     write_run(tmp_path, data=HOSTILE, name=HOSTILE, loss="nce")
     write_run(tmp_path, status="failed", reason=HOSTILE, lr=0.5)
-    page = report(tmp_path, extra=EXTRA, published=PUBLISHED)
+    page = report(tmp_path, extra=PAPER_SECTIONS, published=PUBLISHED_NUMBERS)
     parsed = parse(page)
     assert parsed.tags.count("script") == 2
     assert "img" not in parsed.tags

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from manymax.cli.app import app
 from manymax.errors import ManymaxError
 from manymax.paper import reproduction
-from manymax.paper.findings import FINDINGS as CLAIMS
+from manymax.paper.findings import FINDINGS
 from manymax.paper.method_comparisons import METHOD_COMPARISONS
 from manymax.paper.reproduction import CAUSES, PAGE, RESULTS, drawings, page, read, write
 from manymax.study.report.collect import collect
@@ -36,9 +36,9 @@ class TestPage:
     def test_without_records(self, tmp_path: Path) -> None:
         text = page(read(tmp_path))
         sections = ("accuracy", "negatives", "pace", "models", *METHOD_COMPARISONS, "data", "origin")
-        assert text.count("Not enough runs") == len(sections) + len(CLAIMS)
+        assert text.count("Not enough runs") == len(sections) + len(FINDINGS)
         assert "- ml-1m, lightgcn: not enough runs, none yet." in text
-        assert "confirmed" not in [row(text, str(f.number), f.claim)[2].strip("*") for f in CLAIMS]
+        assert "confirmed" not in [row(text, str(f.number), f.claim)[2].strip("*") for f in FINDINGS]
 
     def test_ours_beside_the_paper(self, root: Path) -> None:
         text = section(page(read(root)), "### mf, ml-1m")

@@ -9,7 +9,7 @@ import pytest
 
 from manymax.errors import ManymaxError
 from manymax.members import FAMILY, REFERENCE_LOSSES
-from manymax.study.records import EPOCHS, RECORD, SETTINGS, write_epochs
+from manymax.study.records import EPOCHS, RECORD, SETTINGS_FILE, write_epochs
 from manymax.study.report.runs import read_study
 from manymax.study.report.trials import at_best_rates, metrics, natural_sort_key, trials
 from tests.study.report.generated import QUALITY, grid, write_run
@@ -173,7 +173,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_read(tmp_path: Path) -> No
     (other / RECORD).write_text('{"a": 1}', encoding="utf-8")
     begun = tmp_path / "begun"
     begun.mkdir()
-    (begun / SETTINGS).write_text("{}", encoding="utf-8")
+    (begun / SETTINGS_FILE).write_text("{}", encoding="utf-8")
     study = read_study(tmp_path)
     assert [run.folder for run in study.runs] == [good]
     assert study.unfinished == (begun,)

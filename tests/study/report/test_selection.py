@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from manymax.paper.selection import nearest, question_1, question_2, rates
+from manymax.paper.selection import nearest_batches, question_1, question_1_rates, question_2
 from manymax.study.report.runs import read_study
 from manymax.study.report.trials import Trial, trials
 from tests.study.report.generated import write_run
@@ -47,9 +47,9 @@ def test_question_1_takes_the_batches_nearest_to_pairs(made: list[Trial]) -> Non
 
 
 def test_rates_are_those_of_the_batches_that_most_were_run_with(made: list[Trial]) -> None:
-    softmax = {each for each in told(rates(made)) if each[:2] == ("mf", "softmax")}
+    softmax = {each for each in told(question_1_rates(made)) if each[:2] == ("mf", "softmax")}
     assert softmax == {("mf", "softmax", "users", lr) for lr in (1e-3, 5e-4, 1e-4)}
-    assert ("mf", "nce", "pairs", 5e-4) in told(rates(made))  # of equals the nearest to the paper's
+    assert ("mf", "nce", "pairs", 5e-4) in told(question_1_rates(made))  # of equals the nearest to the paper's
 
 
 def test_question_2_takes_the_batches_that_most_proposals_were_run_with(made: list[Trial]) -> None:
@@ -60,7 +60,7 @@ def test_question_2_takes_the_batches_that_most_proposals_were_run_with(made: li
 
 
 def test_each_number_of_negatives_has_its_own_nearest(made: list[Trial]) -> None:
-    sampled = {each for each in told(nearest(made)) if each[1].startswith("nce")}
+    sampled = {each for each in told(nearest_batches(made)) if each[1].startswith("nce")}
     assert sampled == {
         ("mf", "nce (num_negatives=5)", "users", 1e-3),
         ("mf", "nce (num_negatives=100)", "pairs", 5e-4),

@@ -8,8 +8,8 @@ from functools import partial
 from manymax.paper.claims.claim import Claim, fact_claim
 from manymax.paper.evidence import Check, cost
 
-TABLE = "Table 4"
-COST = "cost of an epoch"
+COST_TABLE = "Table 4"
+EPOCH_COST = "cost of an epoch"
 EXACT_COSTS = {
     "softmax": ("N C", "confirmed"),
     "sparsemax": ("N C log C", "corrected"),
@@ -21,23 +21,23 @@ EXACT_COSTS = {
 def exact_costs(table: str) -> Iterator[Claim]:
     """The cells on the cost of exact members, which Tables 1 and 4 share."""
     for name, (printed, status) in EXACT_COSTS.items():
-        yield fact_claim(table, name, "cost", COST, printed, status, partial(cost.linear_cost, name))
+        yield fact_claim(table, name, "cost", EPOCH_COST, printed, status, partial(cost.linear_cost, name))
 
 
 def approximate_costs(table: str) -> Iterator[Claim]:
     """The cells on the cost of approximations, which Tables 2 and 4 share."""
     cell = partial(fact_claim, table)
     for name in ("sampled_softmax", "nce"):
-        yield cell(name, "cost", COST, "N k", "confirmed", partial(cost.sampled_cost, name))
-    yield cell("hierarchical_softmax", "cost", COST, "N log C", "confirmed", cost.tree_cost)
-    yield cell("rg", "cost", COST, "--", "corrected", cost.rg_needs_no_table)
+        yield cell(name, "cost", EPOCH_COST, "N k", "confirmed", partial(cost.sampled_cost, name))
+    yield cell("hierarchical_softmax", "cost", EPOCH_COST, "N log C", "confirmed", cost.tree_cost)
+    yield cell("rg", "cost", EPOCH_COST, "--", "corrected", cost.rg_needs_no_table)
 
 
 def _note(member: str, printed: str, value: str, status: str, check: Check) -> Claim:
-    return Claim(TABLE, member, "note", printed, value, "derived", status, check)
+    return Claim(COST_TABLE, member, "note", printed, value, "derived", status, check)
 
 
-NOTES = (
+COST_NOTES = (
     _note(
         "softmax",
         printed="dense exp/log/div",
@@ -100,6 +100,6 @@ NOTES = (
 
 def table_4() -> Iterator[Claim]:
     """Costs, then the notes on them."""
-    yield from exact_costs(TABLE)
-    yield from approximate_costs(TABLE)
-    yield from NOTES
+    yield from exact_costs(COST_TABLE)
+    yield from approximate_costs(COST_TABLE)
+    yield from COST_NOTES

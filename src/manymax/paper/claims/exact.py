@@ -9,22 +9,22 @@ from manymax.paper.claims.claim import Claim, fact_claim
 from manymax.paper.claims.cost import exact_costs
 from manymax.paper.evidence import curvature, order_preservation
 
-TABLE = "Table 1"
-ORDERS = {"softmax": "SOP", "sparsemax": "WOP", "entmax": "WOP", "rankmax": "WOP"}  # strict or weak, as printed
-BOUNDS = {"softmax": ("1/2", "confirmed"), "sparsemax": ("1", "confirmed"), "entmax": ("1", "corrected")}
+EXACT_TABLE = "Table 1"
+PRINTED_ORDERS = {"softmax": "SOP", "sparsemax": "WOP", "entmax": "WOP", "rankmax": "WOP"}  # strict or weak, as printed
+PRINTED_BOUNDS = {"softmax": ("1/2", "confirmed"), "sparsemax": ("1", "confirmed"), "entmax": ("1", "corrected")}
 
 
 def table_1() -> Iterator[Claim]:
     """Consistency, order preservation, smoothness and cost."""
-    cell = partial(fact_claim, TABLE)
+    cell = partial(fact_claim, EXACT_TABLE)
     for name in ("softmax", "sparsemax", "entmax"):
         check = partial(order_preservation.consistent, name)
         yield cell(name, "calibrated", "consistency", "yes", "confirmed", check)
     yield cell("rankmax", "calibrated", "consistency", "yes", "contradicted", order_preservation.rankmax_ties)
-    for name, printed in ORDERS.items():
+    for name, printed in PRINTED_ORDERS.items():
         check = partial(order_preservation.keeps_order, name)
         yield cell(name, "order_preservation", "order", printed, "confirmed", check)
-    for name, (bound, status) in BOUNDS.items():
+    for name, (bound, status) in PRINTED_BOUNDS.items():
         yield cell(name, "smoothness", "smoothness", bound, status, partial(curvature.entmax_supremum, name))
     yield cell("rankmax", "smoothness", "smoothness", "m/S", "contradicted", curvature.rankmax_is_not_smooth)
-    yield from exact_costs(TABLE)
+    yield from exact_costs(EXACT_TABLE)

@@ -9,7 +9,7 @@ from manymax.paper.evidence import bias, curvature, denied, order_preservation
 
 _statement = partial(Claim, "Text")
 
-ORDER = (
+ORDER_STATEMENTS = (
     _statement(
         "softmax",
         "multi-label metrics",
@@ -94,7 +94,7 @@ ORDER = (
 )
 """What the maps do to the order of the scores, which metrics the losses follow, and Fenchel-Young losses."""
 
-CURVATURE = (
+CURVATURE_STATEMENTS = (
     _statement(
         "softmax",
         "rank of the Jacobian",
@@ -125,7 +125,7 @@ CURVATURE = (
 )
 """Jacobians of the maps, and what they mean for gradient descent on a linear head."""
 
-RATES = (
+RATE_STATEMENTS = (
     _statement(
         "nce",
         "rate",
@@ -192,7 +192,7 @@ RATES = (
 )
 """The paper's ordering of rates of convergence, link by link."""
 
-GRADIENTS = (
+GRADIENT_STATEMENTS = (
     _statement(
         "sampled_softmax",
         "gradient",
@@ -205,5 +205,5 @@ GRADIENTS = (
 )
 """Estimates of the softmax gradient."""
 
-STATEMENTS: tuple[Claim, ...] = (*ORDER, *CURVATURE, *RATES, *GRADIENTS)
+STATEMENTS: tuple[Claim, ...] = (*ORDER_STATEMENTS, *CURVATURE_STATEMENTS, *RATE_STATEMENTS, *GRADIENT_STATEMENTS)
 """In the order in which `manymax theory` prints them."""

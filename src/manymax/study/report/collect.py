@@ -13,7 +13,7 @@ from typing import Any
 
 from manymax.errors import ArgumentError, ManymaxError
 from manymax.study.files import read_json
-from manymax.study.record_files import SUFFIX, KeptRun, check_suffix, read_all_runs, write_runs
+from manymax.study.record_files import KEPT_SUFFIX, KeptRun, check_suffix, read_all_runs, write_runs
 from manymax.study.records import EPOCHS, PROBE, RECORD, Record, read_table
 from manymax.study.run_options import with_source
 
@@ -65,7 +65,7 @@ def collect(sources: Sequence[Path], into: Path) -> CollectResult:
 
 
 def _runs_below(source: Path) -> Iterator[KeptRun]:
-    if source.is_file() and source.suffix == SUFFIX:
+    if source.is_file() and source.suffix == KEPT_SUFFIX:
         yield from read_all_runs(source)
     else:
         yield from (_portable_run(path.parent) for path in records_below(source))
@@ -75,7 +75,7 @@ def records_below(folder: Path) -> list[Path]:
     """The `record.json` files of all runs below a folder."""
     if not folder.is_dir():
         raise ArgumentError(
-            f"`folders` must be folders with runs, or {SUFFIX} files of kept runs; got {str(folder)!r}."
+            f"`folders` must be folders with runs, or {KEPT_SUFFIX} files of kept runs; got {str(folder)!r}."
         )
     return sorted(folder.rglob(RECORD))
 

@@ -14,12 +14,12 @@ import numpy as np
 
 from manymax.errors import ArgumentError, ManymaxError
 from manymax.study.files import read_json
-from manymax.study.record_files import SUFFIX, Array, KeptRun, read_runs
+from manymax.study.record_files import KEPT_SUFFIX, Array, KeptRun, read_runs
 from manymax.study.records import (
     EPOCHS,
     PROBE,
     RECORD,
-    SETTINGS,
+    SETTINGS_FILE,
     STUDY,
     USER_METRICS,
     Record,
@@ -137,17 +137,17 @@ def read_study(source: Path) -> Study:
         source: a folder with run folders below it, one run folder, a file of kept runs, or a folder of such files.
             Files of kept runs count only in a folder without run folders: raw data can be JSON Lines too.
     """
-    if source.is_file() and source.suffix == SUFFIX:
+    if source.is_file() and source.suffix == KEPT_SUFFIX:
         return _read_files([source], source.stem)
     if not source.is_dir():
         raise ArgumentError(
-            f"`folder` must be a folder with runs, made by `manymax study` or `train`, or a {SUFFIX} file of kept runs;"
-            f" got {str(source)!r}."
+            f"`folder` must be a folder with runs, made by `manymax study` or `train`, or a {KEPT_SUFFIX} file of kept "
+            f"runs; got {str(source)!r}."
         )
-    folders = sorted({path.parent for name in (RECORD, SETTINGS) for path in source.rglob(name)})
+    folders = sorted({path.parent for name in (RECORD, SETTINGS_FILE) for path in source.rglob(name)})
     if folders:
         return _read_folders(folders, _title(source))
-    files = sorted(source.glob(f"*{SUFFIX}"))
+    files = sorted(source.glob(f"*{KEPT_SUFFIX}"))
     if not files:
         raise ArgumentError(
             f"`folder` must hold runs, made by `manymax study` or `train`; there are none in {str(source)!r}."
