@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from manymax.errors import ManymaxError
 from manymax.members import FAMILY
 from manymax.members.hierarchical_softmax.facts import mean_code_length
 from manymax.members.nce.loss import nce_loss
@@ -20,6 +20,12 @@ from manymax.ops import simplex
 from manymax.ops.alias import alias_table, draw_from_alias_table
 from manymax.ops.tree import HuffmanTree
 from manymax.paper.evidence.check_result import CheckResult, normal
+
+# torch has no public way to see every operation of a computation. A version without this private one still imports.
+try:
+    from torch.utils._python_dispatch import TorchDispatchMode
+except ImportError:
+    TorchDispatchMode = object  # type: ignore[assignment, misc]
 
 
 class _Touched(TorchDispatchMode):
@@ -35,13 +41,26 @@ class _Touched(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         looked_at = result if name in self.GATHERS else (args, kwargs, result)
-        sizes = [t.numel() for t in torch.utils._pytree.tree_leaves(looked_at) if isinstance(t, Tensor)]
+        sizes = [tensor.numel() for tensor in _tensors(looked_at)]
         if sizes and not func.is_view:
             self.count += max(sizes) * (math.log2(max(sizes)) if name in self.SORTS else 1)
         return result
 
 
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors in nested lists, tuples and dictionaries."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple, dict)):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(part)
+
+
 def _count(run: Callable[[], object]) -> float:
+    if not hasattr(_Touched, "__enter__"):
+        raise ManymaxError(
+            "this version of torch does not let operations be counted: claims on costs cannot be checked"
+        )
     with _Touched() as mode:
         run()
     return mode.count
