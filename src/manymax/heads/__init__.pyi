@@ -1,4 +1,4 @@
-# Written by `make docs` from the records of the members.
+# Written by `make docs` from the entries of the members.
 from collections.abc import Callable
 
 import torch
