@@ -31,8 +31,6 @@ SAME_FIELD: dict[str, tuple[str, ...]] = {
     "TRAFFIC": ("members/*/kernel.py",),
     "SOURCE": ("members/*.py",),
     "ENTRY": ("samplers/*.py", "study/backbones/*.py"),
-    "CITATION": ("study/data/sources/*.py",),
-    "TERMS": ("study/data/sources/*.py",),
 }
 
 # {constant: files that still share it}, to be renamed. The name may move to other files, but not to more of them.
