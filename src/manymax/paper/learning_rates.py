@@ -1,4 +1,4 @@
-"""What is left of the paper's ordering of rates, with the constants of `manymax.theory.rates`."""
+"""The paper's ordering of the members' rates of convergence, checked with the curvatures of `manymax.theory.rates`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from manymax.theory.rates import curvature_of, rates
 
 @dataclass(frozen=True)
 class Link:
-    """One relation of the paper's chain of rates, with the rates and whether it holds."""
+    """One relation of the paper's chain of rates.
+
+    left, relation, right: two members and "<", "=" or "<=" between their rates.
+    left_rho, right_rho: the rates; a step of gradient descent shrinks the error by the factor rho.
+    holds: whether the relation is true of them.
+    """
 
     left: str
     relation: str
@@ -21,7 +26,7 @@ class Link:
     holds: bool
 
 
-# rho_NCE < rho_SSM = rho_SM = rho_HSM < rho_entmax <= rho_sparsemax, the display at the end of section 3.2
+# The display at the end of the paper's section 3.2: rho_NCE < rho_SSM = rho_SM = rho_HSM < rho_entmax <= rho_sparsemax.
 CHAIN = (
     ("nce", "<", "sampled_softmax"),
     ("sampled_softmax", "=", "softmax"),
@@ -39,11 +44,18 @@ def rate_ordering(
     feature_norm: float = 1.0,
     ridge: float = 0.01,
 ) -> list[Link]:
-    """The paper's ordering of rates with the worst-case curvatures that the facts state.
+    """Check every link of the paper's ordering of rates, with the worst-case curvatures that the members' facts state.
 
-    Two links fail: NCE's curvature is 1/4 only if no class is drawn twice, and up to (k + 1)/4 otherwise; a tree of
-    sigmoids has 1/4, not softmax's 1/2. The others hold for these suprema, not at given scores: at (1, 0)
+    Two links fail. NCE's curvature is 1/4 only if no class is drawn twice, and up to (k + 1)/4 otherwise; a tree of
+    sigmoids has 1/4, not softmax's 1/2. The other links hold for these worst cases, but not at all scores: at (1, 0)
     sparsemax has curvature 0 and softmax 0.393.
+
+    Args:
+        num_classes: C.
+        num_negatives: k of NCE.
+        alpha: of entmax.
+        feature_norm: the norm of the features of a linear head.
+        ridge: the weight of its ridge penalty, which bounds the curvature from below.
 
     Example:
         >>> for link in rate_ordering():

@@ -1,7 +1,8 @@
-"""Every number of the paper's result tables, each with its table and its status.
+"""Every number of the paper's tables of results, with its table and its status.
 
-A table is kept as it is printed: a row is a data set and a loss, then N@20, P@20 and R@20, each for every setting of
-the table (learning rates, numbers of negatives or proposals). RG has one column: it is fitted without learning rate.
+The tables are typed as they are printed. A row has a data set, a loss, and then N@20, P@20 and R@20, each for every
+setting of the table's columns (learning rates, numbers of negatives, or proposals). RG has one value per metric, because
+it is fitted without a learning rate.
 
 >>> [number.value for number in NUMBERS if number.table == "mf_losses" and number.loss == "rg"][:3]
 [0.2785, 0.1521, 0.2945]
@@ -30,7 +31,14 @@ ONE_TARGET = "recall is 20 times precision: one target per user, not the stated 
 
 @dataclass(frozen=True)
 class PaperTable:
-    """One printed table: where it stands, what its columns are, what is to be known of it."""
+    """One printed table.
+
+    name, title: ours, for reports.
+    backbone: of all its rows.
+    columns: {setting: its values in the order of the columns}.
+    rows: the printed rows as text.
+    note: what a reader of its numbers has to know.
+    """
 
     name: str
     title: str
@@ -40,12 +48,15 @@ class PaperTable:
     note: str = ""
 
 
-@dataclass(frozen=True, eq=False)  # printed twice is two numbers
+@dataclass(frozen=True, eq=False)  # a number that is printed in two tables is two numbers
 class PaperNumber:
     """One printed number.
 
-    `setting` holds what the column says: `lr`, `num_negatives` or `sampler`; it is empty where the number holds for
-    the whole row. `status` is "contradicted" where the paper itself prints another number for the same thing.
+    table: the name of its `PaperTable`.
+    data, backbone, loss, metric: what it is a number of.
+    setting: {`lr`, `num_negatives` or `sampler`: value} of its column; empty where the number holds for a whole row.
+    status: "contradicted" where the paper itself prints another number for the same thing, else "printed".
+    note: what a reader of the number has to know.
     """
 
     table: str
@@ -61,7 +72,12 @@ class PaperNumber:
 
 @dataclass(frozen=True)
 class PaperData:
-    """A row of the paper's table of data sets; `sparsity` in percent, as printed."""
+    """A row of the paper's table of data sets.
+
+    users, items, interactions: as printed.
+    sparsity: in percent, as printed.
+    note: which filters fit the counts.
+    """
 
     users: int
     items: int
@@ -71,7 +87,7 @@ class PaperData:
 
     @property
     def counted_sparsity(self) -> float:
-        """100 (1 - interactions / (users items)), from the row's own counts."""
+        """The sparsity that follows from the printed counts: 100 (1 - interactions / (users items))."""
         return 100 * (1 - self.interactions / (self.users * self.items))
 
 
@@ -217,7 +233,7 @@ gowalla      nce              .0309 .0387  .0035 .0042  .0702 .0836
     ),
 )
 
-# What the paper prints twice, differently: (table, data, loss, metric, setting) -> what else it prints.
+# {(table, data, loss, metric, setting): what the paper prints for the same thing elsewhere}.
 CONTRADICTED = {
     ("mf_q_choice", "gowalla", "nce", "ndcg@20", "uniform"): "0.0518 with k = 100 in two other tables",
 }

@@ -1,7 +1,7 @@
-"""What the page of a study says of the paper: its findings, judged by the study's runs, and its numbers beside ours.
+"""The sections on the paper in the report of a study: its findings, judged by the study's runs, and its numbers.
 
-`manymax report` and `manymax study` hand `EXTRA` and `PUBLISHED` to `manymax.study.report.page.report`, which knows
-nothing of the paper.
+The report itself (`manymax.study.report.page`) knows nothing of the paper. The commands `manymax report` and `manymax
+study` hand it `PAPER_SECTIONS` and `PUBLISHED_NUMBERS`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from manymax.study.report.sections import Card, Extra, Published, Section
 from manymax.study.report.tables import measured, rate, short
 from manymax.study.report.trials import Trial, metrics
 
-LONG = 30  # rows from which the table of numbers is folded: it is not the main thing of the page
-# Marked as safe: it is fixed text, and its apostrophe needs no escaping in the page.
+FOLDED_ROWS = 30  # a longer table of numbers is folded away: it is not the main thing of the page
+# Marked as safe because it is fixed text: otherwise its apostrophe would be escaped in the page.
 BY_THE_PAPER = Markup("by the paper's own tables: ")
 
 
 def findings(made: Sequence[Trial]) -> Section:
-    """The paper's findings, each with the verdict of the trials and that of the paper's own tables."""
+    """The section on the findings: a card each, with the verdict of the trials and that of the paper's own tables."""
     text = (
         "The paper's findings, each decided by a fixed rule from the runs of this study, and from the paper's tables."
     )
@@ -37,25 +37,25 @@ def _card(judged: Judgement) -> Card:
         remark=BY_THE_PAPER + (judged.printed_verdict if judged.printed else "nothing printed"),
         missing=tuple(judged.missing),
         rule=judged.finding.rule,
-        cases=(("Our runs", _said(judged.cases)), ("The paper's tables", _said(judged.printed))),
+        cases=(("Our runs", _case_lines(judged.cases)), ("The paper's tables", _case_lines(judged.printed))),
     )
 
 
-def _said(cases: Iterable[FindingCase]) -> tuple[tuple[bool | None, str], ...]:
+def _case_lines(cases: Iterable[FindingCase]) -> tuple[tuple[bool | None, str], ...]:
     return tuple((case.supports, f"{case.name}: {case.why}") for case in cases)
 
 
 def against_the_paper(made: Sequence[Trial]) -> Section:
-    """Our numbers beside those that the paper prints."""
+    """The section on the numbers: ours beside those that the paper prints."""
     table = numbers(made)
     gap = "No run has the data, backbone, loss and settings of a printed number (ml-1m, gowalla, electronics)."
     missing = () if table.rows else (gap,)
     found = (table,) if table.rows else ()
-    return Section("paper", "The paper", tables=found, missing=missing, folded=len(table.rows) > LONG)
+    return Section("paper", "The paper", tables=found, missing=missing, folded=len(table.rows) > FOLDED_ROWS)
 
 
 def numbers(trials: Iterable[Trial]) -> ReportTable:
-    """Every number of ours that the paper has a number for, side by side."""
+    """A table with a row for every number of ours for which the paper prints one."""
     rows = []
     for trial in trials:
         for metric in metrics([trial]):
@@ -75,10 +75,10 @@ def numbers(trials: Iterable[Trial]) -> ReportTable:
     )
 
 
-def _value(trial: Trial, metric: str) -> float | None:
+def _printed_value(trial: Trial, metric: str) -> float | None:
     number = printed(trial, metric)
     return None if number is None else number.value
 
 
 PAPER_SECTIONS = (Extra("results", findings), Extra("data", against_the_paper))
-PUBLISHED_NUMBERS = Published(_value, "Small or in brackets: what the paper prints.")
+PUBLISHED_NUMBERS = Published(_printed_value, "Small or in brackets: what the paper prints.")

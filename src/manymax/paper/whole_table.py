@@ -1,7 +1,10 @@
-"""The usual way to compute the exact losses: a whole table of scores, one row a pair, and a sort for the sparse ones.
+"""Two other computations of the exact losses, to compare with the heads in a study.
 
-It is what the heads are compared with in a study (`computation="table"`): the same values and gradients, other seconds.
-`computation="detached"` has the same values and lacks gradients: how a training goes whose negatives do not learn.
+`computation="table"` is how such losses are usually computed: a whole table of scores with one row per (user, item)
+pair, autograd, and a sort for the sparse losses. Values and gradients are those of the heads; the seconds differ.
+
+`computation="detached"` has the values of the heads, but item vectors get gradients only as positives: it shows how
+training goes when negatives do not learn.
 """
 
 from __future__ import annotations
@@ -22,7 +25,13 @@ from manymax.study.computations import Computation
 
 
 def sorted_sparsemax(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Probabilities (N, C) and -Omega (N,), the threshold from the sorted scores (Martins and Astudillo 2016).
+    """Sparsemax with the threshold from sorted scores (Martins and Astudillo 2016).
+
+    Args:
+        scores: (N, C).
+
+    Returns:
+        Probabilities (N, C) and -Omega of them (N,).
 
     >>> sorted_sparsemax(torch.tensor([[1.0, 0.5, -1.0]]))[0]
     tensor([[0.7500, 0.2500, 0.0000]])
@@ -37,7 +46,13 @@ def sorted_sparsemax(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sorted_entmax15(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """The same for alpha = 1.5 (Peters, Niculae and Martins 2019).
+    """Entmax with alpha = 1.5, with the threshold from sorted scores (Peters, Niculae and Martins 2019).
+
+    Args:
+        scores: (N, C).
+
+    Returns:
+        Probabilities (N, C) and -Omega of them (N,).
 
     >>> sorted_entmax15(torch.tensor([[1.0, 1.0, -3.0]]))[0]
     tensor([[0.5000, 0.5000, 0.0000]])
@@ -53,7 +68,10 @@ def sorted_entmax15(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class SortedLoss(torch.autograd.Function):
-    """<p - y, s> - Omega(p), (N,), with the gradient p - y."""
+    """The Fenchel-Young loss <p - y, s> - Omega(p), (N,), with its gradient p - y.
+
+    The gradient is given in closed form: autograd through the sort would take another pass over its permutation.
+    """
 
     @staticmethod
     def forward(
@@ -83,7 +101,11 @@ TABLE_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 class WholeTable(LinearHead):
-    """The head of a loss of `TABLE_LOSSES`: the mean over rows of the sum over a row's positives, each a row again."""
+    """The head of a loss of `TABLE_LOSSES`: the mean over rows of the sum of the losses of a row's positives.
+
+    Each positive has a row of scores of its own, also where several belong to one query: that is what `group_pairs` and
+    the heads avoid.
+    """
 
     def __init__(self, member: Member, num_classes: int) -> None:
         super().__init__(None, num_classes)
@@ -100,10 +122,10 @@ class WholeTable(LinearHead):
 
 
 class Detached(LinearHead):
-    """Class vectors learn as positives alone: from all other scores of a row they get no gradient.
+    """A head whose class vectors get gradients only as positives, not from the other scores of a row.
 
-    So a library computes them whose table of item vectors is made once an epoch, outside the graph of gradients. The
-    loss, which is the same, comes from the family.
+    A library computes in this way if it makes its table of item vectors once per epoch, outside of the graph of
+    gradients. The value of the loss is that of the member.
     """
 
     def __init__(self, member: Member, num_classes: int) -> None:
@@ -118,8 +140,9 @@ class Detached(LinearHead):
         rows, column = (read.weights != 0).nonzero(as_tuple=True)
         classes = read.ids[rows, column]
         fixed = vectors.detach()
-        nothing = (input.detach()[rows] * (vectors - fixed)[classes]).sum(1)  # 0, with the gradient of s_y
-        scores = (input @ fixed.T).index_put((rows, classes), nothing, accumulate=True)
+        # Zero in value, but with the gradient of s_y in the vectors: added to the scores of the positives alone.
+        zero = (input.detach()[rows] * (vectors - fixed)[classes]).sum(1)
+        scores = (input @ fixed.T).index_put((rows, classes), zero, accumulate=True)
         return self.loss(scores, read.ids.where(read.weights != 0, -100))
 
 

@@ -1,6 +1,7 @@
-"""Measurements behind the claims: each function re-runs one statement and says what it found.
+"""Checks behind the paper's claims: each function measures one statement again and says what it found.
 
-All of them are deterministic, need few classes and take at most a few seconds; together they are `manymax theory`.
+The first line of a function's docstring is what it checks. All of them are deterministic, need few classes and take at
+most a few seconds. `manymax theory` runs them all.
 """
 
 from manymax.paper.evidence import bias, cost, curvature, order_preservation

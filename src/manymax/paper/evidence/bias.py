@@ -19,12 +19,15 @@ from manymax.paper.evidence.check_result import CheckResult, double, normal, row
 from manymax.theory.bias_variance import estimate
 from manymax.theory.risk import all_samples, conditional_risk
 
-SCORES = (1.2, 0.3, -0.4, -1.1)  # scores whose third moment is not 0
-NOISE = (0.3, 0.1, 0.4, 0.2)  # a proposal for them
+SCORES = (1.2, 0.3, -0.4, -1.1)  # their third central moment is not 0, so that RG's error shows
+NOISE = (0.3, 0.1, 0.4, 0.2)  # the proposal q for negatives of these scores
 
 
 def _sampled(correction: str, num_negatives: int, target: int | None = None) -> dict[str, float]:
-    """Exact bias and variance on SCORES with the proposal NOISE; the mean over y ~ P without a label."""
+    """Exact bias and variance of sampled softmax on `SCORES` with the proposal `NOISE`.
+
+    They are those of the label `target`; without one they are the mean over labels y ~ P, P the softmax of the scores.
+    """
     label = None if target is None else torch.tensor([target])
     result = estimate(
         "sampled_softmax",
@@ -38,12 +41,13 @@ def _sampled(correction: str, num_negatives: int, target: int | None = None) -> 
 
 
 def _chi2() -> float:
+    """chi2(P || q) of the softmax P of `SCORES` and the proposal q = `NOISE`."""
     return float(chi_square(softmax(double(SCORES)), double(NOISE)))
 
 
 @cache
 def importance_bias_vanishes() -> CheckResult:
-    """E[log Z-hat] tends to log Z for the estimate that the paper analyses, and for "partition"."""
+    """E[log Z-hat] tends to log Z as k grows, for the estimate that the paper analyses and for "partition"."""
     values = {name: [_sampled(name, k, 0)["bias"] for k in (10, 1000, 100_000)] for name in ("importance", "partition")}
     holds = all(abs(v[2]) < 1e-4 and abs(v[2]) < abs(v[1]) < abs(v[0]) for v in values.values())
     listed = ", ".join(f"{value:.1e}" for value in values["importance"])
@@ -52,11 +56,14 @@ def importance_bias_vanishes() -> CheckResult:
 
 @cache
 def sampled_curvature_bias() -> CheckResult:
-    """-chi2/(2k) for importance sampling alone, -v/(2k) for "partition", +chi2/(2k) over y ~ P for "logq"."""
+    """The bias is -chi2/(2k) for importance sampling only, -v/(2k) for "partition" and +chi2/(2k) for "logq".
+
+    For "logq" it is the mean over labels y ~ P; v is the variance of one draw from the classes other than the label.
+    """
     k, probs, q = 10_000, softmax(double(SCORES)), double(NOISE)
     others = torch.arange(len(probs)) != 0
     v = float((probs[others].square() / q[others]).sum() - (1 - probs[0]).square())
-    # of "logq" the constant log((k + 1) q_y) is no bias of the gradient; it is taken off in the mean over y
+    # "logq" adds the constant log((k + 1) q_y), which has no gradient. Its mean over y is subtracted.
     offset = float((probs * ((k + 1) * q).log()).sum())
     measured = {
         "importance": _sampled("importance", k)["bias"] / (-_chi2() / (2 * k)),
@@ -71,7 +78,7 @@ def sampled_curvature_bias() -> CheckResult:
 
 @cache
 def sampled_variance() -> CheckResult:
-    """chi2/k to leading order, for importance sampling and for "logq"."""
+    """The variance is chi2/k to leading order, for importance sampling and for "logq"."""
     k = 10_000
     ratios = [_sampled(name, k, 0)["variance"] / (_chi2() / k) for name in ("importance", "logq")]
     return CheckResult(
@@ -80,7 +87,7 @@ def sampled_variance() -> CheckResult:
 
 
 def _simple() -> tuple[float, float, int]:
-    """log(Z~/Z) and k Var_q(e^s)/Z~^2 of the uncorrected loss at k = 1000, label 0."""
+    """(log(Z~/Z), k Var_q(e^s)/Z~^2, k) of the uncorrected loss at k = 1000, label 0; Z~ = e^(s_y) + k E_q[e^s]."""
     k, scores, q = 1000, double(SCORES), double(NOISE)
     mean = (q * scores.exp()).sum()
     total = scores[0].exp() + k * mean
@@ -90,7 +97,7 @@ def _simple() -> tuple[float, float, int]:
 
 @cache
 def simple_bias() -> CheckResult:
-    """log(Z~/Z), Z~ = e^(s_y) + k E_q[e^s], is all of the uncorrected loss's bias but O(1/k); it grows like log k."""
+    """The bias of the uncorrected loss is log(Z~/Z) + O(1/k), Z~ = e^(s_y) + k E_q[e^s], which grows like log k."""
     asymptotic, _, k = _simple()
     exact = _sampled("none", k, 0)["bias"]
     return CheckResult(abs(exact - asymptotic) < 1e-3, f"k = 1000: {asymptotic:.4f} predicted, {exact:.4f} exact")
@@ -98,7 +105,7 @@ def simple_bias() -> CheckResult:
 
 @cache
 def simple_curvature() -> CheckResult:
-    """-k Var_q(e^s)/(2 Z~^2) is what remains."""
+    """The bias of the uncorrected loss beyond log(Z~/Z) is -k Var_q(e^s)/(2 Z~^2) to leading order."""
     asymptotic, variance, k = _simple()
     ratio = (_sampled("none", k, 0)["bias"] - asymptotic) / (-variance / 2)
     return CheckResult(abs(ratio - 1) < 0.02, f"exact / predicted at k = 1000: {ratio:.4f}")
@@ -106,7 +113,7 @@ def simple_curvature() -> CheckResult:
 
 @cache
 def simple_variance() -> CheckResult:
-    """k Var_q(e^s)/Z~^2 to leading order."""
+    """The variance of the uncorrected loss is k Var_q(e^s)/Z~^2 to leading order."""
     _, variance, k = _simple()
     ratio = _sampled("none", k, 0)["variance"] / variance
     return CheckResult(abs(ratio - 1) < 0.02, f"exact / predicted at k = 1000: {ratio:.4f}")
@@ -114,7 +121,7 @@ def simple_variance() -> CheckResult:
 
 @cache
 def nce_bias() -> CheckResult:
-    """E[loss] = (1 + k)(H_b - JS) by enumeration; its gap to the softmax risk is not (1 + k) JS."""
+    """E[loss] = (1 + k)(H_b - JS), by enumeration of all samples; its gap to the softmax risk is not (1 + k) JS."""
     probs, q, k = softmax(double(SCORES)), double(NOISE), 3
     mean = float(conditional_risk(FAMILY["nce"], probs.log(), probs, log_q=q.log(), num_negatives=k))
     right = float(expected_loss(probs, q, k))
@@ -127,7 +134,7 @@ def nce_bias() -> CheckResult:
 
 
 def _nce_terms(num_negatives: int) -> tuple[Tensor, Tensor]:
-    """NCE's loss of label 0 on every sample, (n,), and the chances of the samples, (n,)."""
+    """NCE's loss of label 0 on each of the n possible samples, (n,), and the probabilities of the samples, (n,)."""
     scores, log_q = softmax(double(SCORES)).log(), double(NOISE).log()
     ids, chances = all_samples(log_q, num_negatives)
     loss = nce_loss(
@@ -142,7 +149,7 @@ def _nce_terms(num_negatives: int) -> tuple[Tensor, Tensor]:
 
 @cache
 def nce_has_no_curvature() -> CheckResult:
-    """NCE adds its draws up: its mean is the positive's term plus k times the mean of one draw, exactly."""
+    """NCE is a sum over draws: its mean is the positive's term plus k times the mean of one draw, exactly."""
     k, scores, q = 5, softmax(double(SCORES)).log(), double(NOISE)
     loss, chances = _nce_terms(k)
     logits = scores - (k * q).log()
@@ -153,7 +160,7 @@ def nce_has_no_curvature() -> CheckResult:
 
 @cache
 def nce_exact_variance() -> CheckResult:
-    """k Var_q(log(k + P/q)) by enumeration; the printed k chi2/(1 + k)^2 is too large."""
+    """The variance is k Var_q(log(k + P/q)), by enumeration of all samples; the printed k chi2/(1 + k)^2 is larger."""
     k, probs, q = 5, softmax(double(SCORES)), double(NOISE)
     loss, chances = _nce_terms(k)
     measured = float(chances @ (loss - loss @ chances).square())
@@ -164,7 +171,7 @@ def nce_exact_variance() -> CheckResult:
 
 
 def _tree_case() -> tuple[Tensor, Tensor, Tensor, HuffmanTree]:
-    """A flat P_s, the log P of a tree with random node scores, these scores, and the tree."""
+    """The softmax of `SCORES`, log P of a tree with random node scores, these node scores, and the tree."""
     tree, nodes = HuffmanTree([5, 1, 2, 9]), normal(3)
     log_tree = hierarchical_softmax_log_prob(nodes, torch.eye(3, dtype=torch.float64), tree)
     return softmax(double(SCORES)), log_tree, nodes, tree
@@ -185,7 +192,7 @@ def tree_bias() -> CheckResult:
 
 @cache
 def deterministic(name: str) -> CheckResult:
-    """Nothing is drawn: two evaluations are equal, and so are their logarithms' means."""
+    """The loss draws nothing: two evaluations are equal, so that it has no variance and no bias from curvature."""
     if name == "hierarchical_softmax":
         values = [_tree_case()[1] for _ in range(2)]
     else:
@@ -197,33 +204,35 @@ def deterministic(name: str) -> CheckResult:
 def softmax_is_exact() -> CheckResult:
     """The softmax loss has the exact log partition."""
     scores = normal(10, 6)
-    error = float((softmax_loss(scores, torch.arange(10) % 6, reduction="none") - _reference(scores)).abs().max())
+    error = float((softmax_loss(scores, torch.arange(10) % 6, reduction="none") - _plain_loss(scores)).abs().max())
     return CheckResult(error < 1e-12, f"largest difference {error:.0e}")
 
 
-def _reference(scores: Tensor) -> Tensor:
+def _plain_loss(scores: Tensor) -> Tensor:
+    """log Z - s_y as it is written, without regard to overflow, for the labels 0, 1, ... modulo 6."""
     return scores.exp().sum(-1).log() - scores[torch.arange(10), torch.arange(10) % 6]
 
 
 @cache
 def rg_bias() -> CheckResult:
-    """Third order in the centred scores with a bound that holds; far from negligible at RG's own optimum."""
+    """RG's error is of third order in the centred scores and within the stated bound, but large at RG's own optimum."""
     scores = 2 * normal(200, 5)
     error = (rg_log_partition(scores) - scores.logsumexp(-1)).abs()
     small = 1e-3 * (double(SCORES) - double(SCORES).mean())
     third = (rg_log_partition(small) - small.logsumexp(-1)) / (-(small**3).mean() / 6)
     zipf = 1 / torch.arange(1, 1001, dtype=torch.float64)
     optimum = 1000 * zipf / zipf.sum()
-    there = float(rg_log_partition(optimum) - optimum.logsumexp(-1))
+    error_at_optimum = float(rg_log_partition(optimum) - optimum.logsumexp(-1))
     return CheckResult(
-        bool((error <= error_bound(scores) + 1e-12).all()) and abs(float(third) - 1) < 0.02 and there < -100,
-        f"small scores: error / (-mu3/6) = {float(third):.4f}; at its optimum for Zipf's law, C = 1000: {there:.0f}",
+        bool((error <= error_bound(scores) + 1e-12).all()) and abs(float(third) - 1) < 0.02 and error_at_optimum < -100,
+        f"small scores: error / (-mu3/6) = {float(third):.4f}; at its optimum for Zipf's law, C = 1000:"
+        f" {error_at_optimum:.0f}",
     )
 
 
 @cache
 def sampled_gradient() -> CheckResult:
-    """Even with q = P the expected gradient of "logq" is k/(k + 1) of softmax's: no unbiased estimate."""
+    """The gradient of "logq" is biased: even with q = P its mean is k/(k + 1) of softmax's gradient."""
     probs, k = softmax(double(SCORES)), 3
     scores = double(SCORES).requires_grad_()
     label = torch.eye(len(probs), dtype=torch.float64)[0]

@@ -1,4 +1,4 @@
-"""What a check of a claim says, and what all checks are made from."""
+"""The result of a check of a claim, and helpers that all checks use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Whether a statement stood up when it was run again, and what was measured."""
+    """Whether a statement holds, and what was measured, in words."""
 
     holds: bool
     measured: str
@@ -26,16 +26,20 @@ def double(values: tuple[float, ...]) -> Tensor:
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
-    """Normal draws in float64, always the same."""
+    """Standard normal draws in float64 from a fixed seed."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def row(values: Tensor, digits: int = 3) -> str:
-    """The values as text."""
+    """The values as text, for what was measured.
+
+    >>> row(double((0.5, 0.25)))
+    '(0.5, 0.25)'
+    """
     return "(" + ", ".join(f"{value:.{digits}g}" for value in values.tolist()) + ")"
 
 
 def denied(check: Check) -> CheckResult:
-    """The opposite of a finding: what is contradicted must fail."""
+    """A check that holds if `check` does not: what the paper states and a counter-example contradicts must fail."""
     found = check()
     return CheckResult(not found.holds, found.measured)

@@ -1,4 +1,4 @@
-"""Checks of the claims on costs: the numbers that a step touches are counted."""
+"""Checks of the claims on cost: the array elements that a step reads or writes are counted, not timed."""
 
 from __future__ import annotations
 
@@ -28,8 +28,12 @@ except ImportError:
     TorchDispatchMode = object  # type: ignore[assignment, misc]
 
 
-class _Touched(TorchDispatchMode):
-    """Counts the numbers that operations touch; a sort of n counts n log2 n, what is gathered counts once."""
+class _TouchedElements(TorchDispatchMode):
+    """Counts the array elements that operations touch: those of the largest argument or result.
+
+    A sort of n elements counts n log2 n. A gather counts its result alone, not the table that it reads from. Views
+    count nothing.
+    """
 
     SORTS, GATHERS = ("sort", "argsort", "msort"), ("index", "index_select", "gather", "embedding")
 
@@ -40,8 +44,8 @@ class _Touched(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
-        looked_at = result if name in self.GATHERS else (args, kwargs, result)
-        sizes = [tensor.numel() for tensor in _tensors(looked_at)]
+        counted = result if name in self.GATHERS else (args, kwargs, result)
+        sizes = [tensor.numel() for tensor in _tensors(counted)]
         if sizes and not func.is_view:
             self.count += max(sizes) * (math.log2(max(sizes)) if name in self.SORTS else 1)
         return result
@@ -57,23 +61,27 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _count(run: Callable[[], object]) -> float:
-    if not hasattr(_Touched, "__enter__"):
+    """The number of elements that `run` touches."""
+    if not hasattr(_TouchedElements, "__enter__"):
         raise ManymaxError(
             "this version of torch does not let operations be counted: claims on costs cannot be checked"
         )
-    with _Touched() as mode:
+    with _TouchedElements() as mode:
         run()
     return mode.count
 
 
 def _scores(batch: int, num_classes: int) -> Tensor:
-    """Half of the rows peaked, half of them flat."""
+    """(batch, num_classes) scores: even rows are peaked, odd rows are flat, so that supports are small and large."""
     spread = torch.tensor([30.0, 1e-3]).repeat(batch // 2)[:, None]
     return (spread * normal(batch, num_classes)).float()
 
 
 def _exact_step(name: str, batch: int, num_classes: int) -> float:
-    """Numbers touched by loss and gradient; of the sparse maps by search and map, which their operators hide."""
+    """The number of elements that loss and gradient of an exact member touch.
+
+    The operators of sparsemax and entmax hide what they do, so that their threshold search and map are called directly.
+    """
     member, scores = FAMILY[name], _scores(batch, num_classes)
     if name in ("sparsemax", "entmax"):
         alpha = torch.tensor(2.0 if name == "sparsemax" else 1.5, dtype=torch.float64)
@@ -89,7 +97,7 @@ def _exact_step(name: str, batch: int, num_classes: int) -> float:
 
 @cache
 def linear_cost(name: str) -> CheckResult:
-    """Numbers touched grow like N C, and not like N C log C."""
+    """The touched elements grow like N C, and not like N C log C."""
     base = _exact_step(name, 8, 2**11)
     grown = [_exact_step(name, n, c) / base for n, c in ((8, 2**15), (32, 2**11))]
     return CheckResult(
@@ -101,7 +109,7 @@ def linear_cost(name: str) -> CheckResult:
 
 @cache
 def sampled_cost(name: str) -> CheckResult:
-    """Numbers touched grow like N k; the number of classes does not enter, drawing included."""
+    """The touched elements grow like N k and do not depend on the number of classes, drawing included."""
     loss = sampled_softmax_loss if name == "sampled_softmax" else nce_loss
 
     def step(batch: int, num_classes: int, k: int) -> float:
@@ -126,7 +134,7 @@ def sampled_cost(name: str) -> CheckResult:
 
 @cache
 def tree_cost() -> CheckResult:
-    """A label touches the nodes of its path; the mean path is within 1 bit of the entropy of the counts."""
+    """A label touches the nodes of its path only; the mean path is within 1 bit of the entropy of the counts."""
     counts = 1 / torch.arange(1, 1025, dtype=torch.float64)
     tree, probs = HuffmanTree(counts), counts / counts.sum()
     entropy = float(-(probs * probs.log2()).sum())
@@ -152,7 +160,7 @@ def tree_depth() -> CheckResult:
 
 @cache
 def rg_needs_no_table() -> CheckResult:
-    """RG's log partition from mean and covariance of the class vectors is that from all scores."""
+    """RG's log partition can be computed from the mean and covariance of the class vectors, without all scores."""
     queries, items = normal(5, 3), normal(50, 3, seed=1)
     value = rg_log_partition_from_moments(queries, class_moments(items))
     error = float((value - rg_log_partition(queries @ items.T)).abs().max())

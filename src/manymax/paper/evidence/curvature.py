@@ -1,4 +1,4 @@
-"""Checks of the claims on Jacobians, smoothness and rates."""
+"""Checks of the claims on Jacobians, smoothness and rates of convergence."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ALPHAS = {"softmax": 1.0, "sparsemax": 2.0}  # members that are entmax at a fixe
 
 @cache
 def entmax_supremum(name: str) -> CheckResult:
-    """The largest Jacobian norm is the stated one: reached or approached, and not passed at random scores."""
+    """The supremum of the Jacobian's norm is the stated one: it is approached, and not exceeded at random scores."""
     member = FAMILY[name]
     found = []
     for num_classes in (2, 48, 1000):
@@ -43,7 +43,7 @@ def entmax_supremum(name: str) -> CheckResult:
 
 @cache
 def rankmax_is_not_smooth() -> CheckResult:
-    """Rankmax's gradient jumps at s_j = s_y - 1; its map has |J| <= m |p| / S <= m / S, up to C."""
+    """Rankmax's gradient jumps at s_j = s_y - 1; its map has |J| <= m |p| / S <= m / S, which can be as large as C."""
     step = 1e-6
     gradients = []
     for side in (-step, step):
@@ -63,13 +63,14 @@ def rankmax_is_not_smooth() -> CheckResult:
 
 
 def _hessian_norm(loss: Callable[[Tensor], Tensor], scores: Tensor) -> float:
+    """The spectral norm of the Hessian of a loss at scores (C,)."""
     hessian = torch.autograd.functional.hessian(loss, scores)
     assert isinstance(hessian, Tensor)
     return float(torch.linalg.matrix_norm(hessian, 2))
 
 
 def _sampled_curvature(name: str, ids: list[int], scores: Tensor) -> float:
-    """Norm of the Hessian in all scores (C,) of a sampled loss of label 0 with the negatives `ids`."""
+    """The spectral norm of the Hessian in all scores (C,) of a sampled loss with label 0 and the negatives `ids`."""
     loss = sampled_softmax_loss if name == "sampled_softmax" else nce_loss
     uniform = -math.log(len(scores))
     return _hessian_norm(
@@ -79,7 +80,7 @@ def _sampled_curvature(name: str, ids: list[int], scores: Tensor) -> float:
 
 @cache
 def sampled_supremum() -> CheckResult:
-    """At most 1/2 with distinct and with repeated negatives, and 1/2 is approached."""
+    """The curvature of sampled softmax is at most 1/2, with distinct or repeated negatives, and approaches 1/2."""
     samples = ([1, 2, 3], [1, 1, 2], [1, 1, 1], [0, 0, 1])
     drawn = [_sampled_curvature("sampled_softmax", ids, 2 * s) for ids in samples for s in normal(20, 4)]
     even = _sampled_curvature("sampled_softmax", [1, 2, 3], double((0, 0, -30, -30)))
@@ -90,8 +91,9 @@ def sampled_supremum() -> CheckResult:
 
 @cache
 def nce_supremum() -> CheckResult:
-    """1/4 if all classes of the sample are distinct; a class drawn four times has four times as much."""
-    k, centre = 4, torch.full((6,), math.log(4 / 6), dtype=torch.float64)  # d = 0 for all classes
+    """The curvature of NCE is 1/4 if the classes of a sample are distinct, and k/4 if one class is drawn k times."""
+    # Scores of log(k q) make every logit 0, where the curvature of the logistic loss is largest.
+    k, centre = 4, torch.full((6,), math.log(4 / 6), dtype=torch.float64)
     distinct = [_sampled_curvature("nce", [1, 2, 3, 4], s) for s in (centre, *(centre + normal(20, 6)))]
     repeated = _sampled_curvature("nce", [1] * k, centre)
     holds = max(distinct) <= 0.25 + 1e-12 and abs(distinct[0] - 0.25) < 1e-9 and abs(repeated - k / 4) < 1e-9
@@ -100,7 +102,7 @@ def nce_supremum() -> CheckResult:
 
 @cache
 def tree_supremum() -> CheckResult:
-    """The curvature in the node scores of a binary tree is at most 1/4, reached at 0."""
+    """The curvature in the node scores of a binary tree is at most 1/4, which it has at scores of 0."""
     tree, member = HuffmanTree([5, 1, 2, 9]), FAMILY["hierarchical_softmax"]
     vectors = torch.eye(3, dtype=torch.float64)
 
@@ -151,7 +153,8 @@ def descent_contracts() -> CheckResult:
     for name in ("softmax", "sparsemax", "entmax", "rg"):
         gradient, steep, r = rates.worst_head(FAMILY[name], 60, feature_norm=2.0, ridge=0.05)
         zero = torch.zeros(60, dtype=torch.float64)
-        path = rates.descend(gradient, 1e-4 * (steep + 60**-0.5), r.eta_star, 10)  # with more, rg is down to rounding
+        # Ten steps: after more of them RG's error would be one of rounding.
+        path = rates.descend(gradient, 1e-4 * (steep + 60**-0.5), r.eta_star, 10)
         errors.append(abs(float(rates.contractions(path, zero).max()) - r.rho))
         over, under = (rates.descend(gradient, 1e-6 * steep, f * r.eta_max, 40) for f in (1.02, 0.98))
         grown.append(bool(over[-1].norm() > over[0].norm() and under[-1].norm() < under[0].norm()))
@@ -162,7 +165,7 @@ def descent_contracts() -> CheckResult:
 
 @cache
 def rate_link(left: str, right: str) -> CheckResult:
-    """One link of the paper's chain of rates, with the facts' worst-case curvatures."""
+    """One link of the paper's chain of rates, with the worst-case curvatures that the members' facts state."""
     (link,) = [link for link in rate_ordering() if (link.left, link.right) == (left, right)]
     return CheckResult(
         link.holds, f"rho = {link.left_rho:.5f} and {link.right_rho:.5f} at L_G = 1, gamma = .01, C = 1000, k = 100"
@@ -171,7 +174,7 @@ def rate_link(left: str, right: str) -> CheckResult:
 
 @cache
 def rates_are_not_pointwise() -> CheckResult:
-    """At s = (1, 0) sparsemax is flat and softmax is not: the order of suprema is none of the curvatures."""
+    """Suprema do not order curvatures at given scores: at s = (1, 0) sparsemax has curvature 0, and softmax more."""
     scores = double((1.0, 0.0))
     sparse, dense = (
         float(torch.linalg.matrix_norm(jacobian.jacobian(FAMILY[name], scores), 2)) for name in ("sparsemax", "softmax")

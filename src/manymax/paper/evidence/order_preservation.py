@@ -1,4 +1,4 @@
-"""Checks of the claims on order, consistency and the Fenchel-Young form."""
+"""Checks of the claims on order preservation, consistency and the Fenchel-Young form."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from manymax.theory.label_laws import LabelLaw, expected_metric, regret
 from manymax.theory.order_preservation import majorizes, member_map, order_preservation_of
 from manymax.theory.risk import descend_risk, minimisers, search_minimisers
 
-LAW, PROPOSAL = (0.4, 0.32, 0.28), (0.1, 0.2, 0.7)  # p and q, far apart
+LAW, PROPOSAL = (0.4, 0.32, 0.28), (0.1, 0.2, 0.7)  # p of the labels and q of the negatives, which differ much
 
 
 @cache
 def keeps_order(name: str) -> CheckResult:
-    """The order that the map keeps is the one that its facts state, for every setting."""
+    """The map preserves the order of the scores as its facts state (strictly or weakly), for every example setting."""
     member = FAMILY[name]
     found = [order_preservation_of(member_map(member, **setting)) for setting in member.examples]
     assert member.facts.order_preservation is not None
@@ -41,7 +41,7 @@ def keeps_order(name: str) -> CheckResult:
 
 @cache
 def consistent(name: str) -> CheckResult:
-    """Top-k calibrated and DCG-consistent for one label, and for the sum over several: no minimiser ranks wrongly."""
+    """Risk minimisers rank rightly for Top-k and DCG, with one label and with the sum over several labels."""
     asked: list[dict[str, Any]] = [
         {"metric": "recall"},
         {"metric": "dcg"},
@@ -74,7 +74,7 @@ def rankmax_ties() -> CheckResult:
 
 @cache
 def log_p_for_every_k(name: str) -> CheckResult:
-    """The risk minimiser is log p + const for k = 1, 2, 4, with a proposal far from p."""
+    """The risk minimiser is log p + const for k = 1, 2 and 4, with a proposal that differs much from p."""
     goal, log_q = double(LAW).log(), double(PROPOSAL).log()
     errors = []
     for k in (1, 2, 4):
@@ -97,7 +97,7 @@ def tree_is_consistent() -> CheckResult:
 
 @cache
 def multilabel_metrics() -> CheckResult:
-    """The sum is right for P@k and DCG, the normalized form for R@k, and neither for NDCG."""
+    """The sum over labels is consistent with P@k and DCG, the normalized form with R@k, and neither with NDCG."""
     member, found = FAMILY["softmax"], {}
     for multilabel in ("sum", "normalized"):
         for metric in ("precision", "recall", "dcg", "ndcg"):
@@ -116,7 +116,7 @@ def multilabel_metrics() -> CheckResult:
 
 @cache
 def schur() -> CheckResult:
-    """Softmax does not keep the relation "is more spread out"."""
+    """Softmax does not preserve majorization, the relation "is more spread out" of two score vectors."""
     wide, narrow = double((3, 1, -1)), double((3, 0, 0))
     tops = [float(softmax(scores).max()) for scores in (wide, narrow)]
     holds = majorizes(wide, narrow) and not majorizes(softmax(wide), softmax(narrow))
@@ -125,24 +125,27 @@ def schur() -> CheckResult:
 
 @cache
 def ties_cost_exactly() -> CheckResult:
-    """Over all orders of a block of ties, the mean loss of DCG is the printed bound: an equality."""
+    """The mean DCG that a group of ties loses, over all permutations of the group, equals the printed lower bound."""
     relevant, weights = [True, False, True, False], [1 / math.log2(i + 1) for i in range(3, 7)]
-    orders = [sum(w for w, hit in zip(weights, order, strict=True) if hit) for order in permutations(relevant)]
-    mean = sum(weights[:2]) - sum(orders) / len(orders)
-    scores = double((9, 8, 1, 1, 1, 1))  # the block is at positions 3 to 6
+    gains = [sum(w for w, hit in zip(weights, hits, strict=True) if hit) for hits in permutations(relevant)]
+    mean = sum(weights[:2]) - sum(gains) / len(gains)
+    scores = double((9, 8, 1, 1, 1, 1))  # the ties are at positions 3 to 6
     found = float(tie_loss(scores, torch.tensor([False, False, *relevant])))
     return CheckResult(abs(mean - found) < 1e-12, f"4 ties, 2 relevant: mean loss {mean:.6f}, formula {found:.6f}")
 
 
 @cache
 def alignment_is_an_equality() -> CheckResult:
-    """<p - y, d> = <filled - y, d> - lost with d as its formula; as the direction of improvement, -d, "<=" fails."""
+    """With d as the paper's formula has it, <p - y, d> = <filled - y, d> - lost; with -d the printed "<=" fails.
+
+    d is a gradient: it lowers the scores of relevant classes, so that -d is the direction in which DCG improves.
+    """
     scores, relevant = 3 * normal(100, 6), torch.arange(6).expand(100, 6) < 2
     found = alignment(entmax(scores), scores, relevant, softmax(scores))
     error = float((found.sparse - found.filled + found.lost).abs().max())
     row = int(found.lost.argmax())
     down = -found.sparse[row] > -found.filled[row] - found.lost[row]
-    improves = bool((dcg_direction(scores, relevant)[relevant] < 0).all())  # it lowers the relevant: a gradient
+    improves = bool((dcg_direction(scores, relevant)[relevant] < 0).all())
     return CheckResult(
         error < 1e-12 and bool(down) and improves,
         f"difference of the two sides {error:.0e} over 100 rows; with -d: {-found.sparse[row]:.3f} >"
@@ -158,14 +161,14 @@ def _gaps(name: str, **settings: Any) -> Tensor:
 
 @cache
 def loss_is_bregman() -> CheckResult:
-    """Softmax's loss is the Bregman divergence of its Omega."""
+    """The softmax loss is the Bregman divergence of its Omega."""
     gap = float(_gaps("softmax").abs().max())
     return CheckResult(gap < 1e-12, f"largest |loss - divergence| {gap:.0e}")
 
 
 @cache
 def loss_bounds_bregman() -> CheckResult:
-    """The losses of sparse maps are at least the divergence, and more where a target is off the support."""
+    """The losses of sparse maps are at least the divergence, and larger where a target is outside of the support."""
     gaps = [_gaps("sparsemax"), _gaps("entmax", alpha=1.5)]
     low, high = min(float(gap.min()) for gap in gaps), max(float(gap.max()) for gap in gaps)
     return CheckResult(low > -1e-12 and high > 1, f"loss - divergence between {low:.0e} and {high:.3g}")
