@@ -20,14 +20,14 @@ from manymax.heads.stub import stub
 from manymax.members import FAMILY, REFERENCE_LOSSES
 from manymax.study.backbones import BACKBONES
 from manymax.study.groups import GRADIENT
-from manymax.study.record_files import KEPT_SUFFIX, read_all_runs
+from manymax.study.record_files import read_all_runs
 from manymax.study.records import RECORD, Record, read_record
 from manymax.study.run_options import flat
 
 BEGIN, END = "<!-- family: begin, written by `make docs` -->", "<!-- family: end -->"
 FAMILY_PAGE = Path("docs/family.md")
 TYPE_STUB = Path("src/manymax/heads/__init__.pyi")
-PLANTED_PAGE, PLANTED_RUNS = Path("docs/planted.md"), Path("results/planted")  # of the runs: a .jsonl file, or a folder
+PLANTED_PAGE, PLANTED_RUNS = Path("docs/planted.md"), Path("results/planted.jsonl")
 
 
 def docs(root: Annotated[Path, typer.Option(help="The top folder of a checkout.")] = Path()) -> None:
@@ -129,9 +129,11 @@ Tested with {settings}. Citation: {member.citation}"""
 
 def planted_runs(root: Path) -> list[Record]:
     """The records of configs/planted.toml that are kept in the repository; empty where there are none."""
-    if (file := (root / PLANTED_RUNS).with_suffix(KEPT_SUFFIX)).is_file():
+    file = root / PLANTED_RUNS
+    if file.is_file():
         return [run.record for run in read_all_runs(file)]
-    return [read_record(path.parent) for path in sorted((root / PLANTED_RUNS).rglob(RECORD))]
+    # A folder of that name holds run folders: those of a study that has not been kept in a file yet.
+    return [read_record(path.parent) for path in sorted(file.with_suffix("").rglob(RECORD))]
 
 
 def planted_page(runs: Sequence[Record]) -> str:
@@ -147,8 +149,8 @@ def planted_page(runs: Sequence[Record]) -> str:
 This page compares the losses on `planted` data: interactions that are drawn from a known p(item | user), so that the
 best possible ranking is known too. There are {sizes["users"]:,} users, {sizes["items"]:,} items and {sizes["train"]:,}
 interactions to learn from. All runs have the paper's settings (64 dimensions, learning rate 0.001, batches of 2048,
-early stopping with patience 10) and one seed. The page is written by `make docs` from the records in `{PLANTED_RUNS}`,
-which `manymax study configs/planted.toml` made.
+early stopping with patience 10) and one seed. The page is written by `make docs` from the records in
+`{PLANTED_RUNS}`, which `manymax study configs/planted.toml` made.
 
 A ranking by popularity alone has N@20 {popular["ndcg@20"]:.4f} and regret {popular["regret@20"]:.4f}. The regret is the
 share of the best possible expected DCG@20 that a ranking misses; the ranking by the true p(item | user) has regret 0.

@@ -1,4 +1,4 @@
-"""`manymax records` and `manymax reproduction`: keep the records of runs, and write the page that is made of them."""
+"""`manymax records` and `manymax reproduction`: keep the records of runs, and write the page made of them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,16 @@ def records(
     folders: Annotated[list[Path], typer.Argument(help="Folders of studies or of runs, or files of kept runs.")],
     into: Annotated[Path, typer.Option(help="The file that they are added to, such as results/study/NAME.jsonl.")],
 ) -> None:
-    """Keep the records and curves of finished runs in a file: no weights, no users, no paths of this machine.
+    """Add the records and curves of finished runs to a file that can be published.
 
-    The file has one JSON line per run; results/README.md describes it. A run that is in the file already is replaced.
+    The file has one JSON line per run, without weights, users and paths of this machine; results/README.md describes
+    it. A run of the same settings that is in the file already is replaced. Runs that were stopped or failed are left
+    out.
+
+    \b
+    Examples:
+      manymax records studies/mine --into results/study/mine.jsonl
+      manymax report results/study/mine.jsonl
     """
     done = collect.collect(folders, into)
     left_out = f"; {done.left_out} left out, which have not ended" if done.left_out else ""
@@ -29,12 +36,19 @@ def records(
 
 def reproduction(
     root: Annotated[Path, typer.Option(help="The top folder of a checkout.")] = Path(),
-    runs: Annotated[list[Path] | None, typer.Option(help="Original runs, to judge the findings anew.")] = None,
+    runs: Annotated[
+        list[Path] | None, typer.Option(help="Folder with original runs, to decide the findings anew.")
+    ] = None,
 ) -> None:
     """Write docs/reproduction.md and its figures from results/study.
 
-    The findings need tests over users, whose rows are not among the records: name the folders of the original runs
-    by --runs when records have been added. What earlier tests said of other runs is kept.
+    The paper's findings are decided by tests over users, who are not kept with the records. After adding records, name
+    the folders of the original runs with --runs; what earlier tests said of other runs is kept.
+
+    \b
+    Examples:
+      manymax reproduction
+      manymax reproduction --runs studies/mine
     """
     if not (root / "docs").is_dir():
         raise ArgumentError(f"`--root` must be the top folder of a checkout, with docs in it; got {str(root)!r}.")

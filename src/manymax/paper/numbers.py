@@ -1,8 +1,8 @@
 """Every number of the paper's tables of results, with its table and its status.
 
 The tables are typed as they are printed. A row has a data set, a loss, and then N@20, P@20 and R@20, each for every
-setting of the table's columns (learning rates, numbers of negatives, or proposals). RG has one value per metric, because
-it is fitted without a learning rate.
+setting of the table's columns (learning rates, numbers of negatives, or proposals). RG has one value per metric: it is
+fitted without a learning rate.
 
 >>> [number.value for number in NUMBERS if number.table == "mf_losses" and number.loss == "rg"][:3]
 [0.2785, 0.1521, 0.2945]

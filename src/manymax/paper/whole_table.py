@@ -70,7 +70,7 @@ def sorted_entmax15(scores: Tensor) -> tuple[Tensor, Tensor]:
 class SortedLoss(torch.autograd.Function):
     """The Fenchel-Young loss <p - y, s> - Omega(p), (N,), with its gradient p - y.
 
-    The gradient is given in closed form: autograd through the sort would take another pass over its permutation.
+    The gradient is given in closed form, so that nothing has to be differentiated through the sort.
     """
 
     @staticmethod

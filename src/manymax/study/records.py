@@ -1,13 +1,13 @@
-"""What a run leaves in its folder: JSON, Parquet and safetensors, readable without this package.
+"""The files of a run folder: JSON, Parquet and safetensors, readable without this package.
 
-settings.json        what was asked for; written first
-checkpoint.safetensors   while the run is under way
-epochs.parquet       one row an epoch: loss, seconds, validation metrics
-user_metrics.parquet one row per test user: the user's id and metrics
-user_items.parquet   the user ids, by number, with the item numbers of each part
-items.parquet        the item ids, by number
-model.safetensors    the weights of the best epoch
-record.json          the outcome; written last
+settings.json            the settings of the run; written first
+checkpoint.safetensors   the state of training, while the run is under way
+epochs.parquet           one row per epoch: loss, seconds, validation metrics
+user_metrics.parquet     one row per test user: the user's id and metrics
+user_items.parquet       one row per user, by the user's number: id, and item numbers in each part of the split
+items.parquet            one row per item, by the item's number: id
+model.safetensors        the weights of the best epoch
+record.json              the outcome; written last
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from manymax.study.files import atomic_write, read_json, write_json
 SETTINGS_FILE, RECORD, CHECKPOINT, MODEL = "settings.json", "record.json", "checkpoint.safetensors", "model.safetensors"
 EPOCHS, ITEMS = "epochs.parquet", "items.parquet"
 USER_METRICS, USER_ITEMS = "user_metrics.parquet", "user_items.parquet"
-# What these files were called up to version 0.1.0; runs of that version are read under the old names.
+# {file: its name in version 0.1.0}; runs of that version are read under the old names.
 OLD_NAMES = {USER_METRICS: "users.parquet", USER_ITEMS: "people.parquet"}
-PROBE, STUDY = "probe.json", "study.json"  # what a study adds: to a run, and of itself in the folder above
+PROBE, STUDY = "probe.json", "study.json"  # written by studies: the first in run folders, the second beside them
 
 Status = Literal["done", "diverged", "stopped", "failed"]
 Metrics = dict[str, float | None]
@@ -46,14 +46,17 @@ Ids = np.ndarray[Any, Any]
 class Record(BaseModel):
     """The outcome of a run.
 
-    status: "done"; "diverged" (the loss or a weight was no longer finite); "stopped" (by Ctrl-C; goes on when it is
-        started again); "failed" (an error; begins again when it is started again). `reason` says why.
-    settings, hash: of the `RunConfig`; the settings are nested, in records of version 0.1.0 flat. `flat` of
-        `manymax.study.config` reads both.
-    sizes: users, items, and interactions of each part. card: what was done to the data.
-    epochs, best_epoch: how many were trained, and whose weights were kept (0: none).
-    valid, test: metrics of the best weights. popularity: the same test metrics of the popularity ranking.
-    seconds: by purpose: loading, training, evaluation, saving, and preparing the data.
+    status: "done"; "diverged" if the loss or a weight was no longer finite; "stopped" by Ctrl-C, and continued when it
+        is started again; "failed" with an error, and begun anew when it is started again.
+    reason: why it did not end well.
+    settings, hash: those of the `RunConfig`. Settings are nested; in records of version 0.1.0 they are flat. The
+        function `flat` of `manymax.study.run_options` reads both.
+    sizes: the numbers of users and items, and of interactions in each part of the split.
+    card: the steps that prepared the data.
+    epochs: how many were trained. best_epoch: the one whose weights were kept; 0 if there is none.
+    valid, test: metrics of the best weights. popularity: test metrics of the popularity ranking.
+    seconds: {purpose: seconds}: loading, training, evaluation, saving, and preparing the data.
+    peak_memory_mb: of the process. versions: of packages and Python. machine: system, processor, cores, threads.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -76,12 +79,12 @@ class Record(BaseModel):
 
     @property
     def final(self) -> bool:
-        """Whether starting the run again would only repeat it."""
+        """Whether the run has come to an end: starting it again would only repeat it."""
         return self.status in ("done", "diverged")
 
 
 def new_record(config: RunConfig, status: Status, **fields: Any) -> Record:
-    """A record of this machine and these versions."""
+    """A record with the settings of `config`, this machine and the installed versions; `fields` are the others."""
     return Record(
         status=status,
         settings=config.nested(),
@@ -97,6 +100,7 @@ def new_record(config: RunConfig, status: Status, **fields: Any) -> Record:
 
 
 def _cpu() -> str:
+    """The name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -105,12 +109,12 @@ def _cpu() -> str:
 
 
 def _peak_memory_mb() -> float | None:
-    """The most memory that this process has held."""
+    """The largest amount of memory that this process has held; None where the system does not tell."""
     try:
         import resource
-    except ImportError:  # not there on Windows
+    except ImportError:  # Windows does not have this module
         return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS, KiB elsewhere
     return peak / (1 << 20 if platform.system() == "Darwin" else 1 << 10)
 
 
@@ -120,7 +124,7 @@ def write_record(folder: Path, record: Record) -> None:
 
 
 def read_record(folder: Path) -> Record:
-    """The record of a run folder; an error that says what is wrong where there is none."""
+    """Read the record of a run folder; an error says what is wrong if there is none."""
     if not (path := folder / RECORD).exists():
         raise ManymaxError(f"{folder} holds no finished run: there is no {RECORD}.")
     try:
@@ -130,19 +134,19 @@ def read_record(folder: Path) -> Record:
 
 
 def kept_file(folder: Path, name: str) -> Path:
-    """The path of a file of a finished run: under its name, or under its name of version 0.1.0 if that is there."""
+    """The path of a file of a finished run: the one with its name of version 0.1.0 if only that exists."""
     old = folder / OLD_NAMES.get(name, name)
     return old if old.exists() and not (folder / name).exists() else folder / name
 
 
 def write_table(path: Path, columns: Mapping[str, Any]) -> None:
-    """Write columns as one Parquet file, whole."""
+    """Write {column: values} as a Parquet file; a crash leaves no partial file."""
     with atomic_write(path) as partial:
         pq.write_table(pa.table(dict(columns)), partial, compression="zstd")
 
 
 def read_table(path: Path) -> pa.Table:
-    """A Parquet file; an error that names it where it is none."""
+    """Read a Parquet file; an error names a file that is missing or no Parquet."""
     if not path.exists():
         raise ManymaxError(f"{path} is missing.")
     try:
@@ -152,18 +156,18 @@ def read_table(path: Path) -> pa.Table:
 
 
 def write_epochs(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """One row an epoch; epochs without evaluation have no metrics."""
+    """Write {column: value} of each epoch; a value that an epoch lacks, as metrics without evaluation, is null."""
     names = dict.fromkeys(name for row in rows for name in row)
     write_table(folder / EPOCHS, {name: [row.get(name) for row in rows] for name in names})
 
 
 def write_users(folder: Path, ids: Ids, per_user: Mapping[str, Tensor]) -> None:
-    """The metrics of each test user."""
+    """Write the metrics of each test user: ids (U,), and {metric: values (U,)}."""
     write_table(folder / USER_METRICS, {"user": ids} | {name: values.numpy() for name, values in per_user.items()})
 
 
 def write_vocabulary(folder: Path, user_ids: Ids, item_ids: Ids, split: Split) -> None:
-    """Who is who: the publisher's ids by number, and the item numbers of each user in each part."""
+    """Write the ids of users and items in the order of their numbers, and each user's item numbers in each part."""
     write_table(folder / ITEMS, {"item": item_ids})
     parts = {part: _list_array(getattr(split, part)) for part in PARTS}
     write_table(folder / USER_ITEMS, {"user": user_ids, **parts})
@@ -174,7 +178,7 @@ def _list_array(lists: Lists) -> pa.Array:
 
 
 def read_vocabulary(folder: Path) -> tuple[list[Any], list[Any], Split]:
-    """User ids, item ids and the split of a run folder."""
+    """Read the user ids, the item ids and the split of a run folder."""
     users, items = read_table(kept_file(folder, USER_ITEMS)), read_table(folder / ITEMS)
     lists = {part: _lists(users[part].combine_chunks()) for part in PARTS}
     return users["user"].to_pylist(), items["item"].to_pylist(), Split(**lists, num_items=items.num_rows)

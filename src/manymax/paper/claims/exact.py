@@ -10,7 +10,8 @@ from manymax.paper.claims.cost import exact_costs
 from manymax.paper.evidence import curvature, order_preservation
 
 EXACT_TABLE = "Table 1"
-PRINTED_ORDERS = {"softmax": "SOP", "sparsemax": "WOP", "entmax": "WOP", "rankmax": "WOP"}  # strict or weak, as printed
+# As printed: SOP for strictly, WOP for weakly order preserving.
+PRINTED_ORDER_PRESERVATION = {"softmax": "SOP", "sparsemax": "WOP", "entmax": "WOP", "rankmax": "WOP"}
 PRINTED_BOUNDS = {"softmax": ("1/2", "confirmed"), "sparsemax": ("1", "confirmed"), "entmax": ("1", "corrected")}
 
 
@@ -21,7 +22,7 @@ def table_1() -> Iterator[Claim]:
         check = partial(order_preservation.consistent, name)
         yield cell(name, "calibrated", "consistency", "yes", "confirmed", check)
     yield cell("rankmax", "calibrated", "consistency", "yes", "contradicted", order_preservation.rankmax_ties)
-    for name, printed in PRINTED_ORDERS.items():
+    for name, printed in PRINTED_ORDER_PRESERVATION.items():
         check = partial(order_preservation.keeps_order, name)
         yield cell(name, "order_preservation", "order", printed, "confirmed", check)
     for name, (bound, status) in PRINTED_BOUNDS.items():

@@ -9,7 +9,7 @@ from manymax.paper.evidence import bias, curvature, denied, order_preservation
 
 _statement = partial(Claim, "Text")
 
-ORDER_STATEMENTS = (
+RANKING_STATEMENTS = (
     _statement(
         "softmax",
         "multi-label metrics",
@@ -205,5 +205,5 @@ GRADIENT_STATEMENTS = (
 )
 """Estimates of the softmax gradient."""
 
-STATEMENTS: tuple[Claim, ...] = (*ORDER_STATEMENTS, *CURVATURE_STATEMENTS, *RATE_STATEMENTS, *GRADIENT_STATEMENTS)
+STATEMENTS: tuple[Claim, ...] = (*RANKING_STATEMENTS, *CURVATURE_STATEMENTS, *RATE_STATEMENTS, *GRADIENT_STATEMENTS)
 """In the order in which `manymax theory` prints them."""

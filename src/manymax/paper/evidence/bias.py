@@ -58,7 +58,7 @@ def importance_bias_vanishes() -> CheckResult:
 def sampled_curvature_bias() -> CheckResult:
     """The bias is -chi2/(2k) for importance sampling only, -v/(2k) for "partition" and +chi2/(2k) for "logq".
 
-    For "logq" it is the mean over labels y ~ P; v is the variance of one draw from the classes other than the label.
+    For "logq" it is the mean over labels y ~ P; v = sum_{j != y} p_j^2 / q_j - (1 - p_y)^2 is the variance of one draw.
     """
     k, probs, q = 10_000, softmax(double(SCORES)), double(NOISE)
     others = torch.arange(len(probs)) != 0

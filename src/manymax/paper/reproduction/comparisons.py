@@ -8,6 +8,7 @@ from manymax.paper.method_comparisons import METHOD_COMPARISONS
 from manymax.paper.numbers import PAPER_METRICS
 from manymax.paper.reproduction.collected import RESULTS, Collected
 from manymax.paper.reproduction.markup import NOT_ENOUGH, image, without_title
+from manymax.study.record_files import KEPT_SUFFIX
 from manymax.study.report.drawing import Figure
 from manymax.study.report.trials import Trial
 
@@ -18,11 +19,11 @@ def method_comparisons(collected: Collected) -> Iterator[str]:
         yield f"## {comparison.title}\n"
         compared = collected.compared_trials(name)
         table = comparison.table(compared, PAPER_METRICS)
-        yield (
-            without_title(table)
-            if table
-            else f"{NOT_ENOUGH}: needed are runs that differ in {comparison.options_text}, in `{RESULTS / name}`.\n"
-        )
+        if table:
+            yield without_title(table)
+        else:
+            file = RESULTS / f"{name}{KEPT_SUFFIX}"
+            yield f"{NOT_ENOUGH}: needed are runs that differ in {comparison.options_text}, in `{file}`.\n"
         if figure := _figure(name, compared):
             yield image(figure)
 
