@@ -149,8 +149,13 @@ def main(arguments: argparse.Namespace) -> int:
     }
     print("  ".join(f"{name} {value:.3g}" for name, value in summary.items()))
     if arguments.json:
-        record = {"environment": environment(arguments), "machine": asdict(machine), "summary": summary, "steps": found}
-        write(arguments.json, record)
+        figures = {
+            "environment": environment(arguments),
+            "machine": asdict(machine),
+            "summary": summary,
+            "steps": found,
+        }
+        write(arguments.json, figures)
     reached = summary["spearman"] >= LEAST_CORRELATION and summary["largest_factor"] <= LARGEST_FACTOR
     return 0 if arguments.quick else not reached
 

@@ -11,14 +11,14 @@ from head_curves import slope, time_ratio
 from measure import write_between_marks
 
 
-def tables(record: dict[str, Any], plot_path: str) -> list[str]:
+def tables(figures: dict[str, Any], plot_path: str) -> list[str]:
     """Lines of Markdown: all comparisons with their bars, the trajectory, the growth, and the limits of the machine.
 
     Args:
-        record: the content of the JSON file.
+        figures: the content of the JSON file.
         plot_path: of the plot of growth, relative to the page.
     """
-    groups = record["groups"]
+    groups = figures["groups"]
     lines = ["| scores | ours / other | ratio | bar | |", "| --- | --- | --- | --- | --- |"]
     for group in groups.values():
         for entry in group["lines"]:
@@ -30,7 +30,7 @@ def tables(record: dict[str, Any], plot_path: str) -> list[str]:
     if "seconds" in groups.get("growth", {}):
         lines += ["", *growth_table(groups["growth"], plot_path)]
     peaks = "; ".join(f"{name} {value:.3g}" for name, value in next(iter(groups.values()))["limits"].items())
-    about = record["environment"]
+    about = figures["environment"]
     lines += ["", f"{about['machine']}, threads: {about['threads']}, torch {about['torch']}. Limits measured: {peaks}."]
     return lines
 

@@ -129,8 +129,8 @@ def main(arguments: argparse.Namespace) -> int:
         print(f"bar missed: {row['regime']} {row['group']}")
     if arguments.json:
         kept = earlier(arguments.json, results) if arguments.only else []
-        record = {"environment": environment(arguments), "limits": limits(), "results": kept + results}
-        write(arguments.json, record)
+        figures = {"environment": environment(arguments), "limits": limits(), "results": kept + results}
+        write(arguments.json, figures)
     return bool(failed)
 
 

@@ -120,11 +120,11 @@ def parser(description: str) -> argparse.ArgumentParser:
     return made
 
 
-def write(path: str, record: Mapping[str, Any]) -> None:
+def write(path: str, figures: Mapping[str, Any]) -> None:
     """Write figures as JSON; an interrupted call leaves the old file as it was."""
     folder = Path(path).resolve().parent
     with tempfile.NamedTemporaryFile("w", dir=folder, delete=False, suffix=".tmp") as file:
-        json.dump(record, file, indent=1)
+        json.dump(figures, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
     Path(file.name).replace(path)

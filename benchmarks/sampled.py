@@ -88,8 +88,8 @@ def main(arguments: argparse.Namespace) -> int:
         memory = "  ".join("      -" if p is None else f"{p:7.0f}" for p in peaks[name])
         print(f"{name:38s} {relative}   peak {memory}")
     if arguments.json:
-        record = {"sizes": sizes, "seconds": seconds, "peak_mb": peaks}
-        write(arguments.json, {"environment": environment(arguments), "limits": limits()} | record)
+        figures = {"sizes": sizes, "seconds": seconds, "peak_mb": peaks}
+        write(arguments.json, {"environment": environment(arguments), "limits": limits()} | figures)
     return 0
 
 

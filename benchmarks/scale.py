@@ -145,14 +145,14 @@ def within(value: float | None) -> bool:
     return value is None or 1 / LARGEST_FACTOR <= value <= LARGEST_FACTOR
 
 
-def report(record: dict[str, Any], ranks: int) -> tuple[list[str], int]:
+def report(figures: dict[str, Any], ranks: int) -> tuple[list[str], int]:
     """A table of measured figures and of predicted over measured, and how many rows miss the bar."""
-    network, off = record["network"], 0
+    network, off = figures["network"], 0
     lines = [
         "| member | scores | C | step, ms | time | sent, kB | bytes | peak, MB | memory |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for row in record["rows"]:
+    for row in figures["rows"]:
         ratios = {name: ratio(row[name]) for name in ("seconds", "sent_kb", "peak_mb")}
         if (row["peak_mb"][1] or 0) < LEAST_MB:
             ratios["peak_mb"] = None
@@ -163,10 +163,10 @@ def report(record: dict[str, Any], ranks: int) -> tuple[list[str], int]:
             cells += [f"{measured:.{digits}f}", "-" if ratios[name] is None else f"{ratios[name]:.2f}"]
         lines.append(f"| {' | '.join(cells)} |")
     link = f"{1e6 * network['latency']:.0f} us, {network['bandwidth'] / 1e9:.2g} GB/s between them"
-    rows = record["rows"]
+    rows = figures["rows"]
     lines += [
         "",
-        f"{ranks} ranks, {link}, N = {record['batch']}, d = {DIM}; {len(rows) - off} of {len(rows)} steps within 2.",
+        f"{ranks} ranks, {link}, N = {figures['batch']}, d = {DIM}; {len(rows) - off} of {len(rows)} steps within 2.",
     ]
     return lines, off
 
@@ -190,13 +190,13 @@ def main() -> int:
             process.join()
         if any(process.exitcode for process in started):
             return 1
-        record = answers.get()
-    lines, off = report(record, arguments.ranks)
+        figures = answers.get()
+    lines, off = report(figures, arguments.ranks)
     print("\n".join(lines))
     if arguments.page:
         write_between_marks(Path(arguments.page), "scale", lines)
     if arguments.json:
-        write(arguments.json, record | {"environment": environment(arguments)})
+        write(arguments.json, figures | {"environment": environment(arguments)})
     return int(off > 0)
 
 
