@@ -33,11 +33,6 @@ SAME_FIELD: dict[str, tuple[str, ...]] = {
     "ENTRY": ("samplers/*.py", "study/backbones/*.py"),
 }
 
-# {constant: files that still share it}, to be renamed. The name may move to other files, but not to more of them.
-STILL_SHARED: dict[str, set[str]] = {
-    "PER_DRAW": {"distributed/planning.py", "engine/cost.py"},
-}
-
 Sources = dict[str, str]
 
 
@@ -125,7 +120,7 @@ def test_no_two_classes_have_the_same_name() -> None:
 
 def test_no_two_modules_define_the_same_constant() -> None:
     found = shared_constants(SOURCES)
-    assert {name: paths for name, paths in found.items() if len(paths) > len(STILL_SHARED.get(name, ()))} == {}
+    assert found == {}
 
 
 def test_every_field_of_a_pattern_is_defined_by_several_files() -> None:
@@ -134,7 +129,7 @@ def test_every_field_of_a_pattern_is_defined_by_several_files() -> None:
 
 
 def test_the_most_ambiguous_names_are_never_exempt() -> None:
-    assert not {"METRICS", "BLOCK"} & {*SAME_FIELD, *STILL_SHARED}
+    assert not {"METRICS", "BLOCK"} & {*SAME_FIELD}
 
 
 @pytest.mark.parametrize(
