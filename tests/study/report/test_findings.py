@@ -1,4 +1,4 @@
-"""The rules of the findings board: on records with known effects, and on the paper's own tables."""
+"""The rules of the findings, on generated records with known effects and on the paper's own tables."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def rates(softmax: float, sparsemax: float, entmax: float) -> Runs:
     ]
 
 
-def of(**qualities: float) -> Runs:
+def runs_of(**qualities: float) -> Runs:
     return [{"loss": loss, "quality": quality} for loss, quality in qualities.items()]
 
 
-def on(backbone: str, runs: Runs, **more: Any) -> Runs:
+def under(backbone: str, runs: Runs, **more: Any) -> Runs:
     return [run | {"backbone": backbone} | more for run in runs]
 
 
@@ -47,20 +47,21 @@ def negatives(loss: str, *qualities: float) -> Runs:
 
 SUPPORT: dict[int, Runs] = {
     1: rates(1e-2, 1e-3, 1e-4),
-    2: of(rankmax=0.33, softmax=0.30, entmax=0.31),
-    3: of(sampled_softmax=0.30, nce=0.25),
-    4: of(softmax=0.30, sparsemax=0.29, entmax=0.31) + on("sasrec", of(softmax=0.30, sparsemax=0.2, entmax=0.2)),
-    5: of(softmax=0.30, hierarchical_softmax=0.2, rg=0.31),
+    2: runs_of(rankmax=0.33, softmax=0.30, entmax=0.31),
+    3: runs_of(sampled_softmax=0.30, nce=0.25),
+    4: runs_of(softmax=0.30, sparsemax=0.29, entmax=0.31)
+    + under("sasrec", runs_of(softmax=0.30, sparsemax=0.2, entmax=0.2)),
+    5: runs_of(softmax=0.30, hierarchical_softmax=0.2, rg=0.31),
     6: negatives("sampled_softmax", 0.25, 0.27, 0.29, 0.30) + negatives("nce", 0.26, 0.26, 0.261, 0.262),
     7: [
         run | {"sampler": sampler, "quality": run["quality"] + (0.05 if sampler == "dns" else 0)}
-        for run in of(sampled_softmax=0.28, nce=0.26)
+        for run in runs_of(sampled_softmax=0.28, nce=0.26)
         for sampler in ("uniform", "dns")
     ],
     8: [
         run | {"speed": 1.0 if (run["loss"] == "softmax") == (run["backbone"] == "sasrec") else 4.0, "epochs": 20}
         for backbone in ("mf", "sasrec")
-        for run in on(backbone, of(softmax=0.3, sparsemax=0.3, entmax=0.3))
+        for run in under(backbone, runs_of(softmax=0.3, sparsemax=0.3, entmax=0.3))
     ],
     9: [
         {"loss": loss, "quality": 0.3, "seconds_per_epoch": seconds}
@@ -70,10 +71,10 @@ SUPPORT: dict[int, Runs] = {
 
 OPPOSE: dict[int, Runs] = {
     1: rates(1e-4, 1e-3, 1e-3),
-    2: of(rankmax=0.30, softmax=0.33),
-    3: of(sampled_softmax=0.25, nce=0.30),
-    4: of(softmax=0.30, sparsemax=0.2) + on("lightgcn", of(softmax=0.30, sparsemax=0.27)),
-    5: of(softmax=0.30, rg=0.2),
+    2: runs_of(rankmax=0.30, softmax=0.33),
+    3: runs_of(sampled_softmax=0.25, nce=0.30),
+    4: runs_of(softmax=0.30, sparsemax=0.2) + under("lightgcn", runs_of(softmax=0.30, sparsemax=0.27)),
+    5: runs_of(softmax=0.30, rg=0.2),
     6: negatives("nce", 0.1, 0.2, 0.3),
     7: [{"loss": "nce", "sampler": s, "quality": q} for s, q in (("uniform", 0.3), ("dns", 0.2))],
     8: [{"loss": loss, "speed": speed, "epochs": 20} for loss, speed in (("softmax", 1.0), ("entmax", 4.0))],
@@ -82,15 +83,15 @@ OPPOSE: dict[int, Runs] = {
 
 # Enough losses, but nothing that decides; or half of what is needed.
 OPEN: dict[int, list[Runs]] = {
-    1: [rates(1e-2, 1e-2, 1e-2), of(softmax=0.3, sparsemax=0.2), rates(1e-2, 1e-3, 1e-3)[:6]],
-    2: [of(rankmax=0.3, entmax=0.2), of(rankmax=0.3, softmax=0.3)],
-    3: [of(sampled_softmax=0.3), of(sampled_softmax=0.3, nce=0.3)],
-    4: [on("sasrec", of(softmax=0.3, sparsemax=0.2)), of(softmax=0.3, sparsemax=0.2)],
-    5: [of(softmax=0.3, hierarchical_softmax=0.2), of(softmax=0.3, rg=0.3)],
+    1: [rates(1e-2, 1e-2, 1e-2), runs_of(softmax=0.3, sparsemax=0.2), rates(1e-2, 1e-3, 1e-3)[:6]],
+    2: [runs_of(rankmax=0.3, entmax=0.2), runs_of(rankmax=0.3, softmax=0.3)],
+    3: [runs_of(sampled_softmax=0.3), runs_of(sampled_softmax=0.3, nce=0.3)],
+    4: [under("sasrec", runs_of(softmax=0.3, sparsemax=0.2)), runs_of(softmax=0.3, sparsemax=0.2)],
+    5: [runs_of(softmax=0.3, hierarchical_softmax=0.2), runs_of(softmax=0.3, rg=0.3)],
     6: [negatives("nce", 0.26, 0.26, 0.26), negatives("sampled_softmax", 0.2, 0.3)],
     7: [[{"loss": "nce", "sampler": "dns"}], [{"loss": "nce"}, {"loss": "nce", "sampler": "dns", "num_negatives": 9}]],
     8: [[{"loss": loss, "curve": False} for loss in ("softmax", "entmax")], SUPPORT[8][:3]],
-    9: [[{"loss": loss, "curve": False} for loss in ("softmax", "nce")], of(sparsemax=0.3, nce=0.3)],
+    9: [[{"loss": loss, "curve": False} for loss in ("softmax", "nce")], runs_of(sparsemax=0.3, nce=0.3)],
 }
 
 NUMBERS = [finding.number for finding in FINDINGS]
@@ -135,7 +136,7 @@ def test_no_runs() -> None:
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
-    found = judged(tmp_path, of(softmax=0.3, hierarchical_softmax=0.2), 5)
+    found = judged(tmp_path, runs_of(softmax=0.3, hierarchical_softmax=0.2), 5)
     assert found.missing == ["no runs of softmax and rg on the same data and backbone"]
 
 
@@ -174,7 +175,7 @@ def test_each_loss_is_taken_at_its_own_best_rate(tmp_path: Path) -> None:
 
 FAR_BETTER: dict[str, Any] = {"lr": 1e-5, "quality": 0.4}
 MORE_RATES: dict[int, Runs] = {  # what should be below was run at another rate too, where it is far better
-    3: [*of(sampled_softmax=0.30, nce=0.25), {"loss": "nce", **FAR_BETTER}],
+    3: [*runs_of(sampled_softmax=0.30, nce=0.25), {"loss": "nce", **FAR_BETTER}],
     6: [
         *negatives("sampled_softmax", 0.20, 0.25, 0.30),
         {"loss": "sampled_softmax", "num_negatives": 5, **FAR_BETTER},
@@ -191,8 +192,8 @@ def test_more_rates_are_no_merit(tmp_path: Path, number: int) -> None:
 USERS = {"batches": "users"}
 BY_BATCHES: dict[int, Runs] = {
     1: [run | USERS for run in SUPPORT[1]] + [{"loss": "softmax", "lr": 1e-4, "quality": 0.9}],
-    2: [*of(rankmax=0.33, softmax=0.3), {"loss": "softmax", "quality": 0.9} | USERS],
-    3: [*of(sampled_softmax=0.3, nce=0.25), *(run | USERS for run in of(sampled_softmax=0.8, nce=0.9))],
+    2: [*runs_of(rankmax=0.33, softmax=0.3), {"loss": "softmax", "quality": 0.9} | USERS],
+    3: [*runs_of(sampled_softmax=0.3, nce=0.25), *(run | USERS for run in runs_of(sampled_softmax=0.8, nce=0.9))],
     4: SUPPORT[4] + [{"loss": "softmax", "quality": 0.9} | USERS],
     5: SUPPORT[5] + [{"loss": "rg", "quality": 0.9} | USERS, {"loss": "hierarchical_softmax", "quality": 0.9} | USERS],
     6: SUPPORT[6] + [{"loss": "nce", "num_negatives": 5, "quality": 0.9} | USERS],
@@ -214,12 +215,12 @@ def test_what_has_no_rate_in_common_is_compared_at_its_best(tmp_path: Path) -> N
 
 def test_what_the_paper_does_not_have_decides_nothing(tmp_path: Path) -> None:
     debiased = {"loss": "sampled_softmax", "correction": "partition", "debias": "jackknife", "quality": 0.40}
-    assert judged(tmp_path, [*of(sampled_softmax=0.25, nce=0.30), debiased], 3).verdict == "contradicted"
+    assert judged(tmp_path, [*runs_of(sampled_softmax=0.25, nce=0.30), debiased], 3).verdict == "contradicted"
 
 
 def test_what_is_above_rankmax_is_named_with_its_settings(tmp_path: Path) -> None:
     hard = [{"loss": "nce", "sampler": sampler, "quality": q} for sampler, q in (("uniform", 0.29), ("dns", 0.38))]
-    (case,) = judged(tmp_path, [*of(rankmax=0.33, softmax=0.30), *hard], 2).cases
+    (case,) = judged(tmp_path, [*runs_of(rankmax=0.33, softmax=0.30), *hard], 2).cases
     assert "nce (sampler=dns)" in case.why
 
 
@@ -233,12 +234,12 @@ def test_a_chance_find_among_many_does_not_count(tmp_path: Path, monkeypatch, ot
         return PairedComparison(quality.get(first.loss, 0.2) - quality.get(second.loss, 0.2), 200, 0.02, 0.02)
 
     monkeypatch.setattr(points, "compare", drawn)
-    (case,) = judged(tmp_path, of(rankmax=0.3, **dict.fromkeys(names, 0.3)), 2).cases
+    (case,) = judged(tmp_path, runs_of(rankmax=0.3, **dict.fromkeys(names, 0.3)), 2).cases
     assert case.supports is supports
 
 
 def test_scores_of_nothing(tmp_path: Path) -> None:
-    runs = of(softmax=0.3, sparsemax=0.2) + on("sasrec", of(softmax=0.3, sparsemax=0.2))
+    runs = runs_of(softmax=0.3, sparsemax=0.2) + under("sasrec", runs_of(softmax=0.3, sparsemax=0.2))
     for run in runs:
         write_run(tmp_path, **run)
     made = trials(read_study(tmp_path).done)
@@ -270,7 +271,7 @@ def test_the_papers_own_tables() -> None:
 
 
 def test_a_difference_within_noise_decides_nothing(tmp_path: Path) -> None:
-    found = judged(tmp_path, of(sampled_softmax=0.2500, nce=0.2501), 3)
+    found = judged(tmp_path, runs_of(sampled_softmax=0.2500, nce=0.2501), 3)
     assert [case.supports for case in found.cases] == [None]
 
 

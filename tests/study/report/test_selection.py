@@ -1,4 +1,4 @@
-"""Which trials answer which question where batches were made in several ways."""
+"""Which trials answer a question of the paper where batches were made in several ways."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.study.report.generated import write_run
 
 @pytest.fixture
 def made(tmp_path: Path) -> list[Trial]:
-    """Rates and numbers of negatives by users, one of each in pairs, one in chunks, and what knows no such ways."""
+    """Most learning rates and numbers of negatives with batches of users, a few with pairs or chunks, two without."""
     users: dict[str, Any] = {"batches": "users"}
     for lr in (1e-3, 5e-4, 1e-4):
         write_run(tmp_path, loss="softmax", lr=lr, **users)
@@ -31,12 +31,12 @@ def made(tmp_path: Path) -> list[Trial]:
     return trials(read_study(tmp_path).done)
 
 
-def told(some: list[Trial]) -> set[tuple[str, str, str | None, float | None]]:
-    return {(trial.backbone, trial.label, trial.batches, trial.lr) for trial in some}
+def summary(made: list[Trial]) -> set[tuple[str, str, str | None, float | None]]:
+    return {(trial.backbone, trial.label, trial.batches, trial.lr) for trial in made}
 
 
 def test_question_1_takes_the_batches_nearest_to_pairs(made: list[Trial]) -> None:
-    assert told(question_1(made)) == {
+    assert summary(question_1(made)) == {
         ("mf", "softmax", "pairs", 1e-4),
         *(("mf", "entmax", "users", lr) for lr in (1e-3, 5e-4, 1e-4)),
         ("mf", "nce", "pairs", 5e-4),
@@ -47,20 +47,20 @@ def test_question_1_takes_the_batches_nearest_to_pairs(made: list[Trial]) -> Non
 
 
 def test_rates_are_those_of_the_batches_that_most_were_run_with(made: list[Trial]) -> None:
-    softmax = {each for each in told(question_1_rates(made)) if each[:2] == ("mf", "softmax")}
+    softmax = {each for each in summary(question_1_rates(made)) if each[:2] == ("mf", "softmax")}
     assert softmax == {("mf", "softmax", "users", lr) for lr in (1e-3, 5e-4, 1e-4)}
-    assert ("mf", "nce", "pairs", 5e-4) in told(question_1_rates(made))  # of equals the nearest to the paper's
+    assert ("mf", "nce", "pairs", 5e-4) in summary(question_1_rates(made))  # of equals the nearest to the paper's
 
 
 def test_question_2_takes_the_batches_that_most_proposals_were_run_with(made: list[Trial]) -> None:
-    assert told(question_2(made)) == {
+    assert summary(question_2(made)) == {
         ("mf", "nce (num_negatives=5)", "users", 1e-3),
         ("mf", "nce (num_negatives=100)", "users", 1e-3),
     }
 
 
 def test_each_number_of_negatives_has_its_own_nearest(made: list[Trial]) -> None:
-    sampled = {each for each in told(nearest_batches(made)) if each[1].startswith("nce")}
+    sampled = {each for each in summary(nearest_batches(made)) if each[1].startswith("nce")}
     assert sampled == {
         ("mf", "nce (num_negatives=5)", "users", 1e-3),
         ("mf", "nce (num_negatives=100)", "pairs", 5e-4),
