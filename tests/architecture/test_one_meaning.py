@@ -10,6 +10,7 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterator
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,7 @@ def top_level(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield from top_level(handler.body)
 
 
+@cache
 def constants(source: str) -> set[str]:
     """Names in capitals that a module assigns at its top level, without leading underscores; no type variables."""
     found = set()

@@ -92,7 +92,7 @@ def test_a_pipe_that_is_closed_early_gives_no_traceback() -> None:
     assert "Traceback" not in message
 
 
-@pytest.mark.parametrize("missing", ["typer", "rich"])
+@pytest.mark.parametrize("missing", ["typer", pytest.param("rich", marks=pytest.mark.slow)])
 def test_without_the_extra_it_says_what_to_install(missing: str) -> None:
     script = f"import sys; sys.modules[{missing!r}] = None; from manymax.cli import main; main()"
     result = run(f"-c {script}")

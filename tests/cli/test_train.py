@@ -116,6 +116,7 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "manymax", "train", *TINY, *arguments]
 
 
+@pytest.mark.slow
 def test_a_mistake_is_one_line_and_no_traceback(tmp_path: Path) -> None:
     result = subprocess.run(
         command("--loss", "sparsmax"), capture_output=True, text=True, check=False, cwd=tmp_path, env=environment()

@@ -59,7 +59,11 @@ def losses(folder: Path) -> list[float]:
     return pq.read_table(folder / EPOCHS)["loss"].to_pylist()
 
 
-@pytest.mark.parametrize("case", CASES)
+# The first tier has a run of each backbone, one with several positives per row and one of each kind of sampler.
+QUICK = {"mf", "mf, whole users", "lightgcn", "sasrec, negatives", "dns", "in_batch, shared"}
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, marks=() if c in QUICK else pytest.mark.slow) for c in CASES])
 def test_a_run_on_ranks_is_the_run_on_one(pool: Pool, case: str, tmp_path: Path) -> None:
     (alone,) = pool.run(1, do_run, CASES[case], tmp_path / "1")
     ranks = 2 if "shared" in case else 3

@@ -299,6 +299,7 @@ def test_function_transforms(correction: str, policy: str, debias: str | None) -
     torch.testing.assert_close(curvature, curvature.mT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("correction", "policy", "debias"), [VARIANTS[1], VARIANTS[2], *DEBIASED[2:]])
 def test_compiles_in_one_graph(correction: str, policy: str, debias: str | None) -> None:
     positive, negative, draws = sample()

@@ -64,6 +64,7 @@ def test_another_package_is_imported_when_a_run_asks_for_its_computation(
         RunConfig(loss="softmax", computation="mine")
 
 
+@pytest.mark.slow
 def test_a_worker_knows_it_too(tmp_path: Path) -> None:
     offer(tmp_path, "third_party_2", "mine = third_party_2:MINE")
     script = (

@@ -107,6 +107,7 @@ def test_compiled_is_an_option_of_the_head(loss: str) -> None:
     assert [options.compiled for options in chosen] == [False, True]
 
 
+@pytest.mark.slow
 def test_a_new_process_finds_them_by_name() -> None:
     """A worker reads the settings of its run, and nothing of the paper is imported before a run asks for it."""
     script = (

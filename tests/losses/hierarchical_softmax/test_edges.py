@@ -193,6 +193,7 @@ def test_gradients_of_single_rows(tree: ClassTree) -> None:
     torch.testing.assert_close(log_probs, hierarchical_softmax_log_prob(input, vectors, tree, node_bias=bias))
 
 
+@pytest.mark.slow
 def test_compiles_into_one_graph() -> None:
     tree = TREES["huffman"]
     loss, input = make(tree), problem(tree)[0]
