@@ -28,7 +28,7 @@ DIM = 6
 
 
 @dataclass(frozen=True)
-class Case:
+class HeadCase:
     """A head and its plain loss, with the same settings; `compiled` runs the head's native kernel."""
 
     member: Member
@@ -83,13 +83,13 @@ def make_cases() -> Iterator[Any]:
             for setting in SETTINGS.get(member.name, member.examples):
                 quick = member.name not in QUICK or setting in QUICK[member.name]
                 label = "-".join([member.name, *map(str, setting.values())])
-                yield pytest.param(Case(member, setting), id=label, marks=() if quick else pytest.mark.slow)
+                yield pytest.param(HeadCase(member, setting), id=label, marks=() if quick else pytest.mark.slow)
 
 
 CASES = list(make_cases())
 needs_compiler = pytest.mark.skipif(not compiled.available(), reason="no C++ compiler that works")
 CASES += [
-    pytest.param(Case(FAMILY[name], setting, compiled=True), id=f"{name}-compiled", marks=needs_compiler)
+    pytest.param(HeadCase(FAMILY[name], setting, compiled=True), id=f"{name}-compiled", marks=needs_compiler)
     for name, setting in (("sparsemax", {}), ("entmax", {"alpha": 1.5}), ("rankmax", {}))
 ]
 
@@ -218,7 +218,7 @@ def agree(actual: list[Tensor], expected: list[Tensor], tolerance: float, what: 
 
 
 def compare(
-    case: Case, problem: Problem, target: Any, *, dtype: torch.dtype = torch.float64, **options: Any
+    case: HeadCase, problem: Problem, target: Any, *, dtype: torch.dtype = torch.float64, **options: Any
 ) -> list[Tensor]:
     """Compare the head in `dtype` with the plain loss in float64, value and gradients; returns those of the head."""
     expected = value_and_gradients(case.plain, problem.leaves(), target, **options)

@@ -11,7 +11,7 @@ import manymax
 from manymax import ArgumentError, ArgumentTypeError, HeadOptions, UnknownNameError
 from tests.heads.plain import (
     CASES,
-    Case,
+    HeadCase,
     Problem,
     agree,
     class_weights,
@@ -24,7 +24,7 @@ from tests.heads.plain import (
 C, ROWS = 40, 8
 
 
-def call(case: Case, **changes: Any) -> Any:
+def call(case: HeadCase, **changes: Any) -> Any:
     """Call a head with good arguments, some of them replaced."""
     problem = make_problem(ROWS, num_classes=C)
     arguments = {
@@ -101,17 +101,19 @@ def test_wrong_arguments_are_named(changes: dict[str, Any], error: type[Exceptio
 
 def test_what_a_member_does_not_take() -> None:
     """The head refuses what the plain loss refuses."""
-    rankmax = Case(manymax.FAMILY["rankmax"])
+    rankmax = HeadCase(manymax.FAMILY["rankmax"])
     with pytest.raises(ArgumentTypeError, match="`target` of rankmax must be ids or bool rows"):
         call(rankmax, target=make_target("float rows", ROWS, num_classes=C))
     with pytest.raises(ArgumentError, match="`label_smoothing` must be 0 for rankmax"):
         call(rankmax, label_smoothing=0.1)
     with pytest.raises(ArgumentError, match="`order` must be an even integer"):
-        call(Case(manymax.FAMILY["taylor_softmax"]), order=3)
+        call(HeadCase(manymax.FAMILY["taylor_softmax"]), order=3)
     with pytest.raises(ArgumentError, match="the polynomial overflows"):
-        call(Case(manymax.FAMILY["taylor_softmax"]), order=8, input=torch.full((ROWS, 6), 1e60, dtype=torch.float64))
+        call(
+            HeadCase(manymax.FAMILY["taylor_softmax"]), order=8, input=torch.full((ROWS, 6), 1e60, dtype=torch.float64)
+        )
     with pytest.raises(ArgumentTypeError, match="a many-hot row must be bool"):
-        call(Case(manymax.FAMILY["softmax"]), target=torch.zeros(ROWS, C, dtype=torch.long))
+        call(HeadCase(manymax.FAMILY["softmax"]), target=torch.zeros(ROWS, C, dtype=torch.long))
 
 
 OPTIONS: list[HeadOptions | dict[str, Any] | None] = [
@@ -126,7 +128,7 @@ OPTIONS: list[HeadOptions | dict[str, Any] | None] = [
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_options_change_nothing_but_the_cost(case: Case) -> None:
+def test_options_change_nothing_but_the_cost(case: HeadCase) -> None:
     problem, target = make_problem(20, num_classes=301), make_target("padded ids", 20, num_classes=301)
     expected = value_and_gradients(case.plain, problem.leaves(), target, weight=class_weights(301))
     for options in OPTIONS:
@@ -153,7 +155,7 @@ def test_dtypes_of_vectors_and_bias_may_differ_from_the_queries() -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_constant_that_wants_a_gradient_gets_it_or_is_refused(case: Case) -> None:
+def test_a_constant_that_wants_a_gradient_gets_it_or_is_refused(case: HeadCase) -> None:
     """Blocks give no gradient to targets and class weights; RG, by plain autograd, does. None is silently missing."""
     problem = make_problem(ROWS, num_classes=C)
     constants = {"weight": class_weights(C).requires_grad_()}
@@ -180,13 +182,13 @@ def test_a_grouped_target_that_wants_a_gradient_is_refused() -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_no_positives_at_all(case: Case) -> None:
+def test_no_positives_at_all(case: HeadCase) -> None:
     """Padded ids (N, 0), without a column."""
     assert call(case, target=torch.zeros(ROWS, 0, dtype=torch.long)) == 0
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_meta_device_is_taken_or_refused(case: Case) -> None:
+def test_the_meta_device_is_taken_or_refused(case: HeadCase) -> None:
     input, vectors = torch.empty(ROWS, 3, device="meta"), torch.empty(C, 3, device="meta", requires_grad=True)
     target = torch.empty(ROWS, dtype=torch.long, device="meta")
     if case.member.kind == "exact":

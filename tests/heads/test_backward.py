@@ -13,7 +13,7 @@ import manymax
 from manymax import FAMILY, ManymaxError
 from tests.heads.plain import (
     CASES,
-    Case,
+    HeadCase,
     Problem,
     agree,
     make_problem,
@@ -27,7 +27,7 @@ BLOCKED = [case for case in CASES if case.values[0].member.kind == "exact"]  # R
 SPARSE = ("sparsemax", "entmax-1.3", "entmax-1.5", "entmax-1.9", "entmax-2", "rankmax")
 
 
-def raw_gradients(case: Case, problem: Problem, target: Any, **options: Any) -> list[Tensor]:
+def raw_gradients(case: HeadCase, problem: Problem, target: Any, **options: Any) -> list[Tensor]:
     """The gradients as they come, sparse ones too."""
     value = case.head(problem, target, **options)
     return list(torch.autograd.grad(value, problem.parts(), upstream(value)))
@@ -38,7 +38,7 @@ def raw_gradients(case: Case, problem: Problem, target: Any, **options: Any) -> 
 
 @pytest.mark.parametrize("regime", ["thin", "mixed", "wide"])
 @pytest.mark.parametrize("case", BLOCKED)
-def test_a_sparse_gradient_equals_the_dense_one(case: Case, regime: str) -> None:
+def test_a_sparse_gradient_equals_the_dense_one(case: HeadCase, regime: str) -> None:
     problem = make_problem(12, num_classes=C, regime=regime)
     for kind, reduction, rows in (("ids", "mean", 5), ("padded ids", "none", 5), ("bool rows", "mean", 1)):
         target = make_target(kind, 12, num_classes=C)
@@ -83,7 +83,7 @@ def test_dense_members_give_all_rows(name: str) -> None:
 
 
 @pytest.mark.parametrize("case", BLOCKED)
-def test_a_sparse_optimizer_takes_the_gradient(case: Case) -> None:
+def test_a_sparse_optimizer_takes_the_gradient(case: HeadCase) -> None:
     weight = torch.nn.Parameter(make_problem(12, num_classes=C).linear_weight.float())
     problem = Problem(make_problem(12, num_classes=C, regime="thin").input.float(), weight)
     optimizer, before = torch.optim.SparseAdam([weight]), weight.detach().clone()
@@ -97,7 +97,7 @@ def test_a_sparse_optimizer_takes_the_gradient(case: Case) -> None:
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("case", BLOCKED)
-def test_a_second_backward_says_what_to_do(case: Case, reduction: str) -> None:
+def test_a_second_backward_says_what_to_do(case: HeadCase, reduction: str) -> None:
     problem = make_problem(12, num_classes=40).leaves()
     value = case.head(problem, make_target("ids", 12, num_classes=40), reduction=reduction)
     torch.autograd.grad(value, problem.parts(), retain_graph=True)
@@ -108,7 +108,7 @@ def test_a_second_backward_says_what_to_do(case: Case, reduction: str) -> None:
 @pytest.mark.parametrize("sparse_grad", [False, True])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("case", CASES)
-def test_a_second_backward_works_if_asked_for(case: Case, reduction: str, sparse_grad: bool) -> None:
+def test_a_second_backward_works_if_asked_for(case: HeadCase, reduction: str, sparse_grad: bool) -> None:
     """With another factor from above; the gradients that the first backward gave stay as they were."""
     problem = make_problem(12, num_classes=40, regime="thin").leaves()
     options = {"retain_graph": True, "sparse_grad": sparse_grad}
@@ -124,7 +124,7 @@ def test_a_second_backward_works_if_asked_for(case: Case, reduction: str, sparse
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("case", BLOCKED)
-def test_second_derivatives_are_refused(case: Case, reduction: str) -> None:
+def test_second_derivatives_are_refused(case: HeadCase, reduction: str) -> None:
     """An error, and not a gradient that autograd silently takes for a constant."""
     problem = make_problem(12, num_classes=40).leaves()
     value = case.head(problem, make_target("ids", 12, num_classes=40), reduction=reduction).sum()
@@ -147,7 +147,7 @@ def test_second_derivatives_of_sampled_heads_are_refused(loss: str, shared: bool
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch's own, for forward derivatives
 @pytest.mark.parametrize("target", [[0, 4, 2, 5], [[0, 4], [3, -100], [2, 1], [-100, -100]]])
 def test_rg_has_second_derivatives_and_forward_ones(target: list[Any]) -> None:
-    problem, case = make_problem(4, num_classes=6).leaves(), Case(FAMILY["rg"])
+    problem, case = make_problem(4, num_classes=6).leaves(), HeadCase(FAMILY["rg"])
 
     def loss(*parts: Tensor) -> Tensor:
         return case.head(Problem(*parts), torch.tensor(target))
@@ -157,7 +157,7 @@ def test_rg_has_second_derivatives_and_forward_ones(target: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_factor_from_above_and_a_sum_of_two_losses(case: Case) -> None:
+def test_a_factor_from_above_and_a_sum_of_two_losses(case: HeadCase) -> None:
     """The gradients that the forward kept are not scaled where another loss still needs them."""
     problem, target = make_problem(12, num_classes=40).leaves(), make_target("ids", 12, num_classes=40)
     single = torch.autograd.grad(case.head(problem, target), problem.parts())
@@ -173,7 +173,7 @@ ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
 @pytest.mark.parametrize("half", HALVES, ids=str)
 @pytest.mark.parametrize("case", CASES)
-def test_half_precision_comes_back_as_it_came(case: Case, half: torch.dtype) -> None:
+def test_half_precision_comes_back_as_it_came(case: HeadCase, half: torch.dtype) -> None:
     """All arithmetic is in float32: only the results are rounded."""
     problem = make_problem(12, num_classes=C, regime="near")
     rounded = Problem(*(part.to(half).double() for part in problem.parts()))
@@ -188,7 +188,7 @@ def test_half_precision_comes_back_as_it_came(case: Case, half: torch.dtype) -> 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("case", CASES)
-def test_autocast_computes_in_float32(case: Case, reduction: str) -> None:
+def test_autocast_computes_in_float32(case: HeadCase, reduction: str) -> None:
     """The loss is float32 and right to its rounding, even if the backward runs under autocast."""
     problem, target = make_problem(12, num_classes=C, regime="near"), make_target("padded ids", 12, num_classes=C)
     label_smoothing = 0.25 if case.member.takes.smoothing else 0.0
@@ -238,7 +238,7 @@ def test_sampled_heads_compute_in_float32(loss: str) -> None:
 
 
 @pytest.mark.parametrize("case", BLOCKED)
-def test_bf16_matmuls_change_the_loss_by_less_than_1e_4(case: Case) -> None:
+def test_bf16_matmuls_change_the_loss_by_less_than_1e_4(case: HeadCase) -> None:
     """The scores are rounded, everything else is in float32. A sparse map averages over fewer scores."""
     random = torch.Generator().manual_seed(0)
     vectors, bias = torch.randn(C, 16, generator=random), torch.randn(C, generator=random) / 4
@@ -265,7 +265,7 @@ def threads() -> Any:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_two_runs_agree_to_the_last_bit(case: Case, threads: Any) -> None:
+def test_two_runs_agree_to_the_last_bit(case: HeadCase, threads: Any) -> None:
     problem, target = make_problem(24, num_classes=301), make_target("padded ids", 24, num_classes=301)
     for count, reduction in ((1, "mean"), (1, "none"), (2, "mean")):
         threads(count)

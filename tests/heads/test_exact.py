@@ -17,7 +17,7 @@ from tests.heads.plain import (
     KINDS,
     REGIMES,
     TOLERANCE,
-    Case,
+    HeadCase,
     Problem,
     agree,
     class_weights,
@@ -39,7 +39,7 @@ SMOOTH = [case for case in CASES if case.values[0].member.takes.smoothing]
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("case", CASES)
-def test_every_option_of_the_plain_loss(case: Case, kind: str, dtype: torch.dtype) -> None:
+def test_every_option_of_the_plain_loss(case: HeadCase, kind: str, dtype: torch.dtype) -> None:
     """With small and large supports in a block, masked classes, ignored rows, batch dimensions, a class of weight 0."""
     if not case.takes(kind):
         pytest.skip("the plain loss takes no such target")
@@ -52,7 +52,7 @@ def test_every_option_of_the_plain_loss(case: Case, kind: str, dtype: torch.dtyp
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("regime", REGIMES)
 @pytest.mark.parametrize("case", CASES)
-def test_thin_and_wide_supports_in_blocks_of_any_size(case: Case, regime: str, dtype: torch.dtype) -> None:
+def test_thin_and_wide_supports_in_blocks_of_any_size(case: HeadCase, regime: str, dtype: torch.dtype) -> None:
     problem = make_problem(20, num_classes=1003, regime=regime)
     target = make_target("ids", 20, num_classes=1003)
     for reduction, blocks in (("none", {"block_rows": 1}), ("mean", {"block_rows": 7}), ("mean", None)):
@@ -74,7 +74,7 @@ def test_the_regimes_are_what_they_say(alpha: float) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_any_ignore_index(case: Case) -> None:
+def test_any_ignore_index(case: HeadCase) -> None:
     problem = make_problem(12, num_classes=40)
     for ignore_index, kind in itertools.product((-1, 0, 5, 1000), ("ids", "padded ids")):
         target = make_target(kind, 12, num_classes=40)
@@ -84,7 +84,7 @@ def test_any_ignore_index(case: Case) -> None:
 
 @pytest.mark.parametrize("label_smoothing", [1e-3, 1.0])
 @pytest.mark.parametrize("case", SMOOTH)
-def test_a_little_smoothing_and_nothing_but_smoothing(case: Case, label_smoothing: float) -> None:
+def test_a_little_smoothing_and_nothing_but_smoothing(case: HeadCase, label_smoothing: float) -> None:
     problem = make_problem(12, num_classes=60, masked=True)
     for kind, (dtype, multilabel) in itertools.product(KINDS, ((torch.float64, "normalized"), (torch.float32, "sum"))):
         target = make_target(kind, 12, num_classes=60)
@@ -94,7 +94,7 @@ def test_a_little_smoothing_and_nothing_but_smoothing(case: Case, label_smoothin
 @pytest.mark.parametrize("order", [2, 4, 6, 8, 12, 20])
 def test_taylor_orders(order: int) -> None:
     """Scores down to -10: the higher the order, the more its terms cancel below 0, which costs float32 digits."""
-    case = Case(manymax.FAMILY["taylor_softmax"], {"order": order})
+    case = HeadCase(manymax.FAMILY["taylor_softmax"], {"order": order})
     problem = make_problem(12, num_classes=60, regime="near", masked=True)
     problem = Problem(problem.input * 4, problem.linear_weight, problem.linear_bias)
     for reduction in ("mean", "none"):
@@ -147,7 +147,7 @@ def test_gradient_in_alpha(alpha: float, dtype: torch.dtype) -> None:
         for function, kept in (("head", dtype), ("plain", torch.float64)):
             # Rounded to `dtype` first, so that head and plain loss see the same number.
             leaf = torch.tensor(alpha, dtype=dtype).to(kept).requires_grad_()
-            case = Case(manymax.FAMILY["entmax"], {"alpha": leaf})
+            case = HeadCase(manymax.FAMILY["entmax"], {"alpha": leaf})
             loss = getattr(case, function)
             results.append(value_and_gradients(loss, problem.leaves(kept), target, extra=(leaf,), **options))
         # Rows of both signs cancel: the sum has fewer correct digits than its terms.
@@ -159,7 +159,7 @@ def test_alphas_between_softmax_and_entmax(dtype: torch.dtype) -> None:
     """With a large power in p = u^(1 / (alpha - 1)), p leaves the range of the dtype long before u does."""
     problem, target = make_problem(12, num_classes=301, masked=True), make_target("ids", 12, num_classes=301)
     for alpha in (1.0001, 1.01, 1.03, 1.045, 1.1, 1.13, 1.17, 1.21, 1.24, 1.25):
-        compare(Case(manymax.FAMILY["entmax"], {"alpha": alpha}), problem, target, dtype=dtype)
+        compare(HeadCase(manymax.FAMILY["entmax"], {"alpha": alpha}), problem, target, dtype=dtype)
 
 
 @pytest.mark.parametrize("batch", [0, 3])
@@ -194,7 +194,7 @@ def test_alpha_of_a_head_is_one_number() -> None:
 
 @pytest.mark.parametrize("num_classes", [1, 2, 7, 15, 16, 17, 33])
 @pytest.mark.parametrize("case", CASES)
-def test_few_classes(case: Case, num_classes: int) -> None:
+def test_few_classes(case: HeadCase, num_classes: int) -> None:
     for kind, (dtype, bias) in itertools.product(KINDS, ((torch.float64, False), (torch.float32, True))):
         if case.takes(kind):
             problem = make_problem(6, num_classes=num_classes, bias=bias)
@@ -203,7 +203,7 @@ def test_few_classes(case: Case, num_classes: int) -> None:
 
 @pytest.mark.parametrize("batch", [(), (0,), (1,), (2, 0), (2, 3, 2)], ids=str)
 @pytest.mark.parametrize("case", CASES)
-def test_batch_shapes(case: Case, batch: tuple[int, ...]) -> None:
+def test_batch_shapes(case: HeadCase, batch: tuple[int, ...]) -> None:
     problem = make_problem(*batch, num_classes=40)
     for kind, reduction in itertools.product(KINDS, ("none", "mean")):
         if case.takes(kind):
@@ -214,7 +214,7 @@ def test_batch_shapes(case: Case, batch: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 @pytest.mark.parametrize("case", CASES)
-def test_rows_that_are_all_ignored_give_zero(case: Case, reduction: str) -> None:
+def test_rows_that_are_all_ignored_give_zero(case: HeadCase, reduction: str) -> None:
     problem = make_problem(9, num_classes=40)
     for target, multilabel in itertools.product(
         (
@@ -232,7 +232,7 @@ def test_rows_that_are_all_ignored_give_zero(case: Case, reduction: str) -> None
 
 @pytest.mark.parametrize("num_classes", [48, 301])
 @pytest.mark.parametrize("case", CASES)
-def test_strided_arguments(case: Case, num_classes: int) -> None:
+def test_strided_arguments(case: HeadCase, num_classes: int) -> None:
     """Transposed vectors, every second query, an expanded bias; 48 classes need no padding, 301 do."""
     problem = make_problem(20, num_classes=num_classes)
     strided = Problem(
@@ -249,7 +249,7 @@ def test_strided_arguments(case: Case, num_classes: int) -> None:
 
 @pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 2), (1, 2)], ids=str)
 @pytest.mark.parametrize("case", CASES)
-def test_gradients_of_some_arguments_only(case: Case, wanted: tuple[int, ...]) -> None:
+def test_gradients_of_some_arguments_only(case: HeadCase, wanted: tuple[int, ...]) -> None:
     problem = make_problem(20, num_classes=301)
     target = make_target("ids", 20, num_classes=301)
     for reduction in ("mean", "none"):
@@ -261,7 +261,7 @@ def test_gradients_of_some_arguments_only(case: Case, wanted: tuple[int, ...]) -
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_without_gradients_the_value_is_the_same(case: Case) -> None:
+def test_without_gradients_the_value_is_the_same(case: HeadCase) -> None:
     problem, target = make_problem(20, num_classes=301), make_target("ids", 20, num_classes=301)
     for reduction in ("mean", "none"):
         value = case.head(problem, target, reduction=reduction)
@@ -270,7 +270,7 @@ def test_without_gradients_the_value_is_the_same(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_gradients_by_differences(case: Case) -> None:
+def test_gradients_by_differences(case: HeadCase) -> None:
     """At scores near those of `make_problem`, which may be at a kink of sparsemax or at a cut of rankmax themselves."""
     random = torch.Generator().manual_seed(0)
     problem = make_problem(3, num_classes=6, seed=3).leaves()

@@ -12,7 +12,7 @@ import manymax
 from tests.heads.plain import (
     CASES,
     KINDS,
-    Case,
+    HeadCase,
     Problem,
     agree,
     compare,
@@ -26,7 +26,7 @@ DTYPES = [pytest.param(torch.float64, id="float64"), pytest.param(torch.float32,
 
 @pytest.mark.parametrize("offset", [1e4, -1e4])
 @pytest.mark.parametrize("case", CASES)
-def test_an_offset_of_the_scores_costs_no_digits(case: Case, offset: float) -> None:
+def test_an_offset_of_the_scores_costs_no_digits(case: HeadCase, offset: float) -> None:
     problem = make_problem(40, num_classes=301, regime="near")
     assert problem.linear_bias is not None
     shifted = Problem(problem.input, problem.linear_weight, problem.linear_bias + offset)
@@ -40,7 +40,7 @@ def test_an_offset_of_the_scores_costs_no_digits(case: Case, offset: float) -> N
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_an_offset_from_the_queries_costs_no_digits(case: Case) -> None:
+def test_an_offset_from_the_queries_costs_no_digits(case: HeadCase) -> None:
     """The gradient in the queries has a sum of 301 terms of size 100 that cancel, so only the value is compared."""
     problem = make_problem(12, num_classes=301, regime="near", bias=False)
     problem.input[:, 0], problem.linear_weight[:, 0] = 100, 100
@@ -54,7 +54,7 @@ def test_an_offset_from_the_queries_costs_no_digits(case: Case) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", CASES)
-def test_positives_without_any_probability(case: Case, dtype: torch.dtype) -> None:
+def test_positives_without_any_probability(case: HeadCase, dtype: torch.dtype) -> None:
     """Some positives have a probability below 1e-30, some below the smallest number of the dtype."""
     problem = make_problem(12, num_classes=40, regime="thin")
     problem = Problem(problem.input * (4 if dtype == torch.float32 else 64), problem.linear_weight, problem.linear_bias)
@@ -67,7 +67,7 @@ def test_positives_without_any_probability(case: Case, dtype: torch.dtype) -> No
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_masked_classes_get_no_gradient(case: Case) -> None:
+def test_masked_classes_get_no_gradient(case: HeadCase) -> None:
     problem = make_problem(12, num_classes=60, masked=True).leaves(torch.float32)
     for kind in KINDS:
         if case.takes(kind):
@@ -79,7 +79,7 @@ def test_masked_classes_get_no_gradient(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_where_values_cannot_be_looked_at(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_values_cannot_be_looked_at(case: HeadCase, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, where looking at values would make the host wait: no checks, and the same results."""
     for module in ("engine.linear", "engine.row_target", "members.rg.kernel"):
         monkeypatch.setattr(f"manymax.{module}.visible", lambda *_: False, raising=False)
@@ -96,7 +96,7 @@ def test_where_values_cannot_be_looked_at(case: Case, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("case", CASES)
-def test_nan_and_infinite_scores_are_refused(case: Case, reduction: str) -> None:
+def test_nan_and_infinite_scores_are_refused(case: HeadCase, reduction: str) -> None:
     """In rows that count and in ignored rows, as the plain loss refuses them."""
     for value, label in itertools.product((torch.nan, torch.inf), (3, -100)):
         problem = make_problem(8, num_classes=40)
@@ -110,7 +110,7 @@ def test_nan_and_infinite_scores_are_refused(case: Case, reduction: str) -> None
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("case", CASES)
-def test_masked_positives_are_refused(case: Case, kind: str) -> None:
+def test_masked_positives_are_refused(case: HeadCase, kind: str) -> None:
     if not case.takes(kind):
         pytest.skip("the plain loss takes no such target")
     problem = make_problem(8, num_classes=40)
@@ -126,7 +126,7 @@ def test_masked_positives_are_refused(case: Case, kind: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_mask_on_every_class_is_refused(case: Case) -> None:
+def test_a_mask_on_every_class_is_refused(case: HeadCase) -> None:
     problem = make_problem(8, num_classes=40)
     masked = Problem(problem.input, problem.linear_weight, torch.full((40,), -torch.inf, dtype=torch.float64))
     for target in (make_target("ids", 8, num_classes=40), torch.full((8,), -100)):

@@ -15,7 +15,7 @@ import manymax
 from tests.heads.plain import (
     CASES,
     TOLERANCE,
-    Case,
+    HeadCase,
     Problem,
     agree,
     class_weights,
@@ -67,7 +67,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", CASES)
-def test_a_grouped_batch_is_the_batch_of_pairs(case: Case, dtype: torch.dtype) -> None:
+def test_a_grouped_batch_is_the_batch_of_pairs(case: HeadCase, dtype: torch.dtype) -> None:
     problem = make_problem(9, num_classes=C)
     rows, classes = some_pairs()
     groups, target = manymax.group_pairs(rows, classes)
@@ -89,7 +89,7 @@ def test_a_grouped_batch_is_the_batch_of_pairs(case: Case, dtype: torch.dtype) -
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_losses_of_groups_are_sums_over_their_pairs(case: Case) -> None:
+def test_the_losses_of_groups_are_sums_over_their_pairs(case: HeadCase) -> None:
     problem = make_problem(9, num_classes=C)
     rows, classes = some_pairs()
     groups, target = manymax.group_pairs(rows, classes)
@@ -106,7 +106,7 @@ def test_the_losses_of_groups_are_sums_over_their_pairs(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_group_is_a_row_with_several_positives(case: Case) -> None:
+def test_a_group_is_a_row_with_several_positives(case: HeadCase) -> None:
     """Without repeated pairs a grouped target is the same as padded ids, in both multilabel modes."""
     problem, padded = make_problem(9, num_classes=C), make_target("padded ids", 9, num_classes=C)
     rows, column = (padded[:, :-1] != -100).nonzero(as_tuple=True)

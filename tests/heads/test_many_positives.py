@@ -11,9 +11,9 @@ from torch import Tensor
 import manymax
 from manymax import FAMILY
 from manymax.members.rankmax import kernel as kernels
-from tests.heads.plain import TOLERANCE, Case, Problem, compare, make_problem
+from tests.heads.plain import TOLERANCE, HeadCase, Problem, compare, make_problem
 
-RANKMAX = Case(FAMILY["rankmax"])
+RANKMAX = HeadCase(FAMILY["rankmax"])
 C, ROWS = 301, 24
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import manymax
-from tests.heads.plain import CASES, Case, Problem, agree, make_problem, upstream, value_and_gradients
+from tests.heads.plain import CASES, HeadCase, Problem, agree, make_problem, upstream, value_and_gradients
 
 ROWS, C, DIM, BLOCK_ROWS = 300, 1003, 6, 8
 LIMIT = BLOCK_ROWS * 1008  # numbers in a block, classes padded to a multiple of 16: 8 C, where the table has 300 C
@@ -36,7 +36,7 @@ class Largest(TorchDispatchMode):
         return out
 
 
-def largest_of_a_step(case: Case, problem: Problem, target: Any, **options: Any) -> Largest:
+def largest_of_a_step(case: HeadCase, problem: Problem, target: Any, **options: Any) -> Largest:
     """The largest storage of a step, whose result is checked too: entries are summed in parts, none may get lost."""
     expected = value_and_gradients(case.plain, problem.leaves(), target, **options)
     leaves = problem.leaves(torch.float32)
@@ -53,7 +53,7 @@ def largest_of_a_step(case: Case, problem: Problem, target: Any, **options: Any)
 )
 @pytest.mark.parametrize("case", CASES)
 def test_a_step_makes_nothing_larger_than_a_block(
-    case: Case, regime: str, reduction: str, smooth: bool, sparse_grad: bool
+    case: HeadCase, regime: str, reduction: str, smooth: bool, sparse_grad: bool
 ) -> None:
     problem = make_problem(ROWS // 2, num_classes=C, regime=regime)
     row = torch.arange(ROWS // 2)
@@ -67,7 +67,7 @@ def test_a_step_makes_nothing_larger_than_a_block(
 
 @pytest.mark.parametrize("sparse_grad", [False, True])
 @pytest.mark.parametrize("case", CASES)
-def test_supports_as_large_as_the_thin_way_takes_them(case: Case, sparse_grad: bool) -> None:
+def test_supports_as_large_as_the_thin_way_takes_them(case: HeadCase, sparse_grad: bool) -> None:
     """30 equal best classes in every row: few enough to be listed as entries, too many to keep those of all rows."""
     best = (torch.arange(2)[:, None] + 63 * torch.arange(15)).flatten()  # all in two of the 63 groups of classes
     weight = torch.zeros(C, DIM, dtype=torch.float64)
@@ -80,7 +80,7 @@ def test_supports_as_large_as_the_thin_way_takes_them(case: Case, sparse_grad: b
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_many_positives_in_a_row(case: Case) -> None:
+def test_many_positives_in_a_row(case: HeadCase) -> None:
     """Positives at the top of the scores, where rankmax lists the classes above each, and positives anywhere."""
     problem = make_problem(24, num_classes=C, regime="thin")
     for target in (problem.scores().topk(30).indices, torch.arange(24 * 30).view(24, 30)):
