@@ -67,8 +67,11 @@ class TestCommitted:
         packages = re.search(r"^\[tool\.hatch\.build\.targets\.wheel\]\npackages = (\[.*?\])$", project, re.M | re.S)
         assert included is not None
         assert packages is not None
-        assert "src" in ast.literal_eval(included[1])
-        assert not [path for path in ast.literal_eval(included[1]) if path.strip("/*.").startswith("results")]
+        patterns = ast.literal_eval(included[1])
+        assert "/src" in patterns
+        # Without a slash in front a pattern matches in every folder, "README.md" that of results/ too.
+        assert [pattern for pattern in patterns if not pattern.startswith("/")] == []
+        assert not [pattern for pattern in patterns if pattern.startswith("/results")]
         assert ast.literal_eval(packages[1]) == ["src/manymax"]
 
 
