@@ -19,6 +19,7 @@ import argparse
 import hashlib
 import json
 import os
+import platform
 import queue
 import shutil
 import subprocess
@@ -28,6 +29,7 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -265,8 +267,11 @@ def main() -> int:
         f"{len(outcomes)} faults: {first} caught by make test, {caught} by make test-all, {len(outcomes) - caught} not"
     )
     if arguments.json is not None:
-        rows = [asdict(found) for found in outcomes]
-        arguments.json.write_text(json.dumps({"faults": rows}, indent=1) + "\n", encoding="utf-8")
+        versions = {"python": platform.python_version()} | {
+            name: metadata.version(name) for name in ("manymax", "torch")
+        }
+        content = {"command": "make mutants", "versions": versions, "faults": [asdict(found) for found in outcomes]}
+        arguments.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return 0 if caught == len(outcomes) and first >= SHARE * len(outcomes) else 1
 
 
