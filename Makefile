@@ -4,6 +4,7 @@
 # make test-extras  what needs a browser, other packages or a fresh environment, and the long fault tests
 # make check        lint, format, types, then `make test`
 # make mutants      plant faults one by one and report which tests catch them
+# make native       compile the native kernels again if their sources have changed; `make test` does it too
 # make docs         write the generated parts of README.md and docs/
 
 PYTHON ?= python3
@@ -17,12 +18,12 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 # One thread for each of the two workers: the two levels of parallelism would only fight for the cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: study test test-all test-extras lint check mutants docs
+.PHONY: study test test-all test-extras lint check mutants docs native
 
 study: $(READY)
 	$(BIN)/manymax study
 
-test: $(READY)
+test: native
 	$(PYTEST) -m "not slow and not extras and not realdata"
 
 test-all: test
@@ -30,6 +31,10 @@ test-all: test
 
 test-extras: $(EXTRAS)
 	$(PYTEST) -m "extras and not realdata"
+
+# Nothing happens if they are up to date, or if there is no compiler: everything works without them.
+native: $(READY)
+	$(BIN)/python hatch_build.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

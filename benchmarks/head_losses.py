@@ -13,7 +13,7 @@ from head_problems import Loss
 from torch import Tensor
 
 import manymax
-from manymax.engine import native
+from manymax.engine import native_library
 
 OURS: dict[str, Loss] = {
     "softmax": manymax.linear_softmax_loss,
@@ -26,7 +26,7 @@ OURS: dict[str, Loss] = {
 }
 SPARSE = ("sparsemax", "entmax-1.5", "rankmax")
 COMPILED: dict[str, Loss] = {}  # stays empty on a machine without a compiler
-if native.available():
+if native_library.available():
     COMPILED = {f"{name}, compiled": partial(OURS[name], options={"compiled": True}) for name in SPARSE}
 
 # The losses of the entmax package, which take an (N, C) table of scores.

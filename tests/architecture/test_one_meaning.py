@@ -30,7 +30,6 @@ SAME_FIELD: dict[str, tuple[str, ...]] = {
     "THEORY": ("members/*/theory.py",),
     "COST": ("members/*/kernel.py",),
     "TRAFFIC": ("members/*/kernel.py",),
-    "SOURCE": ("members/*.py",),
     "ENTRY": ("samplers/*.py", "study/backbones/*.py"),
 }
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import manymax
 from manymax.distributed import ShardedHead
-from manymax.engine import native
+from manymax.engine import native_library
 from tests.distributed.compare import compare, make_head, uneven
 from tests.heads.plain import Problem, agree, class_weights, make_problem, make_target
 
@@ -49,7 +49,7 @@ def supports(group: dist.ProcessGroup, name: str, setting: Mapping[str, Any]) ->
         target = make_target("ids", 13, num_classes=1203)
         options = {"block_rows": 6, "sparse_grad": sparse}
         compare(group, name, problem, target, options=options, **setting)
-        if native.available():
+        if native_library.available():
             compare(group, name, problem, target, options={**options, "compiled": True}, **setting)
 
 

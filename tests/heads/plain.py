@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from manymax import FAMILY
-from manymax.engine import native as compiled
+from manymax.engine import native_library
 from manymax.engine.member import Member
 from manymax.engine.options import read_options
 from manymax.heads import head_class, head_function
@@ -87,9 +87,9 @@ def make_cases() -> Iterator[Any]:
 
 
 CASES = list(make_cases())
-needs_compiler = pytest.mark.skipif(not compiled.available(), reason="no C++ compiler that works")
+needs_library = pytest.mark.skipif(not native_library.available(), reason="no native library: run `make native`")
 CASES += [
-    pytest.param(HeadCase(FAMILY[name], setting, compiled=True), id=f"{name}-compiled", marks=needs_compiler)
+    pytest.param(HeadCase(FAMILY[name], setting, compiled=True), id=f"{name}-compiled", marks=needs_library)
     for name, setting in (("sparsemax", {}), ("entmax", {"alpha": 1.5}), ("rankmax", {}))
 ]
 

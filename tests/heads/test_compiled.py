@@ -1,34 +1,19 @@
-"""The native back end, beside what the tests of all heads ask of it: how it is compiled, cached and refused."""
+"""The native kernels give the values of plain torch, for rows of every kind."""
 
 from __future__ import annotations
-
-import os
-import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
 import manymax
-from manymax.engine import native as compiled
 from manymax.errors import ManymaxError
-from tests.heads.plain import needs_compiler
+from tests.heads.plain import needs_library
 
 SPARSE = {
     "sparsemax": manymax.linear_sparsemax_loss,
     "entmax": manymax.linear_entmax_loss,
     "rankmax": manymax.linear_rankmax_loss,
 }
-
-
-@pytest.fixture
-def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty cache folder, with no library loaded."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    compiled.library.cache_clear()
-    yield tmp_path / "manymax"
-    compiled.library.cache_clear()
 
 
 def gradients(name: str, scale: float, classes: int, positives: int = 3, **options: object) -> list[torch.Tensor]:
@@ -42,7 +27,7 @@ def gradients(name: str, scale: float, classes: int, positives: int = 3, **optio
     return [loss.detach(), *torch.autograd.grad(loss, leaves)]
 
 
-@needs_compiler
+@needs_library
 @pytest.mark.parametrize("name", SPARSE)
 @pytest.mark.parametrize("scale", [0.01, 0.3, 3.0])
 @pytest.mark.parametrize("classes", [17, 1000, 5000])
@@ -51,7 +36,7 @@ def test_rows_of_every_kind(name: str, scale: float, classes: int) -> None:
     compiled_agrees(name, scale, classes)
 
 
-@needs_compiler
+@needs_library
 @pytest.mark.parametrize("scale", [0.01, 0.3, 1.0])
 @pytest.mark.parametrize("positives", [1, 2, 16, 44, 60, 90])
 def test_rankmax_with_many_positives(positives: int, scale: float) -> None:
@@ -71,7 +56,7 @@ def compiled_agrees(name: str, scale: float, classes: int, positives: int = 3) -
         torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-6 * float(other.abs().max()))
 
 
-@needs_compiler
+@needs_library
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("name", SPARSE)
 def test_scores_that_are_no_numbers_are_refused(name: str, bad: float) -> None:
@@ -79,45 +64,3 @@ def test_scores_that_are_no_numbers_are_refused(name: str, bad: float) -> None:
     queries[1, 2] = bad
     with pytest.raises(ManymaxError, match="`scores` must not hold"):
         SPARSE[name](queries, vectors, torch.tensor([0, 1, 2]), options={"compiled": True})
-
-
-def test_without_a_compiler_it_says_so(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(fresh))
-    monkeypatch.delenv("CXX", raising=False)
-    assert not compiled.available()
-    with pytest.raises(ManymaxError, match=r"needs a C\+\+ compiler, and none was found"):
-        gradients("sparsemax", 1.0, 20, compiled=True)
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(ManymaxError, match="no-such-compiler does not work"):
-        gradients("sparsemax", 1.0, 20, compiled=True)
-    gradients("sparsemax", 1.0, 20)  # and nothing else needs one
-
-
-@needs_compiler
-def test_it_is_compiled_once(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-    real = subprocess.run
-    monkeypatch.setattr(subprocess, "run", lambda command, **more: calls.append(command) or real(command, **more))
-    for _ in range(2):
-        compiled.library(compiled.ENTRIES)
-        compiled.library.cache_clear()
-    assert sum("-shared" in command for command in calls) == 1
-    assert len(list(fresh.iterdir())) == 1
-
-
-@needs_compiler
-def test_what_does_not_compile_leaves_nothing(fresh: Path, tmp_path: Path) -> None:
-    broken = tmp_path / "rows.cpp"
-    broken.write_text("int main( {", encoding="utf-8")
-    with pytest.raises(ManymaxError, match="rows\\.cpp"):
-        compiled.library(broken)
-    assert list(fresh.iterdir()) == []
-
-
-@needs_compiler
-@pytest.mark.skipif(not hasattr(os, "getuid"), reason="no such rights here")
-def test_a_cache_that_others_can_write_to_is_not_used(fresh: Path) -> None:
-    fresh.mkdir(mode=0o700)
-    fresh.chmod(0o777)
-    with pytest.raises(ManymaxError, match="others can write to"):
-        compiled.library(compiled.ENTRIES)

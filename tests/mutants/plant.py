@@ -120,6 +120,8 @@ def copy_checkout(folder: Path) -> Path:
 def pytest(folder: Path, *arguments: str, seconds: float | None = None) -> subprocess.CompletedProcess[str]:
     """Run pytest in a copy of the checkout, which comes before whatever is installed."""
     environment = os.environ | {"PYTHONPATH": f"{folder / 'src'}{os.pathsep}{folder}", "OMP_NUM_THREADS": "1"}
+    # The copy has no libraries yet, or those of another fault. Nothing is compiled where they are up to date.
+    subprocess.run([sys.executable, "hatch_build.py"], cwd=folder, env=environment, capture_output=True, check=True)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
     return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=seconds, check=False

@@ -1,6 +1,7 @@
 // What every member with a native kernel needs beside its own rows: to collect the entries that rows were replaced by,
 // and to find the scores above a cut.
 
+#include "export.h"
 #include "rows.h"
 
 namespace {
@@ -53,18 +54,18 @@ void gather_above(T* scores, int64_t n, int64_t stride, int64_t classes, const T
 // C names, one for each precision, which ctypes finds by name: nothing of torch is linked, so that a compiled file
 // works with every version of it.
 #define EXPORT(T, SUFFIX)                                                                                              \
-  extern "C" void entries_##SUFFIX(const T* scores, int64_t n, int64_t stride, const int64_t* count, int64_t* row,    \
-                                   int64_t* at, T* values) {                                                          \
-    entries<T>(scores, n, stride, count, row, at, values);                                                            \
+  NATIVE void entries_##SUFFIX(const T* scores, int64_t n, int64_t stride, const int64_t* count, int64_t* row,         \
+                                   int64_t* at, T* values) {                                                           \
+    entries<T>(scores, n, stride, count, row, at, values);                                                             \
   }                                                                                                                    \
-  extern "C" void count_above_##SUFFIX(T* scores, int64_t n, int64_t stride, int64_t classes, const T* origin,        \
-                                       const T* cut, int64_t* count, int threads) {                                   \
-    count_above<T>(scores, n, stride, classes, origin, cut, count, threads);                                          \
+  NATIVE void count_above_##SUFFIX(T* scores, int64_t n, int64_t stride, int64_t classes, const T* origin,             \
+                                       const T* cut, int64_t* count, int threads) {                                    \
+    count_above<T>(scores, n, stride, classes, origin, cut, count, threads);                                           \
   }                                                                                                                    \
-  extern "C" void gather_above_##SUFFIX(T* scores, int64_t n, int64_t stride, int64_t classes, const T* origin,       \
-                                        const T* cut, int64_t width, const int64_t* place, T* found, int64_t* ids,    \
-                                        int threads) {                                                                \
-    gather_above<T>(scores, n, stride, classes, origin, cut, width, place, found, ids, threads);                      \
+  NATIVE void gather_above_##SUFFIX(T* scores, int64_t n, int64_t stride, int64_t classes, const T* origin,            \
+                                        const T* cut, int64_t width, const int64_t* place, T* found, int64_t* ids,     \
+                                        int threads) {                                                                 \
+    gather_above<T>(scores, n, stride, classes, origin, cut, width, place, found, ids, threads);                       \
   }
 
 EXPORT(float, float32)

@@ -5,6 +5,7 @@
 // to 1. Both values of alpha are compiled on their own: their powers are u and u * u, which are vectorised, while with
 // a general pow a step takes three times as long as one of softmax.
 
+#include "export.h"
 #include "rows.h"
 
 namespace {
@@ -231,19 +232,19 @@ void all_sums(T* d, int64_t n, int64_t stride, int64_t classes, const double* le
 // C functions for ctypes, one per precision. Their arguments are those that engine/native.py passes, in its order;
 // `rows` has one that only members with labels read.
 #define EXPORT(T, SUFFIX)                                                                                              \
-  extern "C" void rows_##SUFFIX(T* scores, int64_t n, int64_t stride, int64_t classes, const int64_t* ids,            \
-                                const T* weights, int64_t positives, const T* total, const T* coefficient, T* top,    \
-                                double* value, int64_t* count, const T*, int variant, int threads) {                  \
-    all_rows<T>({scores, n, stride, classes, ids, weights, positives, total, coefficient, top, value, count},         \
-                variant, threads);                                                                                    \
+  NATIVE void entmax_rows_##SUFFIX(T* scores, int64_t n, int64_t stride, int64_t classes, const int64_t* ids,          \
+                                const T* weights, int64_t positives, const T* total, const T* coefficient, T* top,     \
+                                double* value, int64_t* count, const T*, int variant, int threads) {                   \
+    all_rows<T>({scores, n, stride, classes, ids, weights, positives, total, coefficient, top, value, count},          \
+                variant, threads);                                                                                     \
   }                                                                                                                    \
-  extern "C" void levels_##SUFFIX(T* scores, int64_t n, int64_t stride, int64_t classes, T* top, double* level,       \
-                                  int variant, int threads) {                                                         \
-    all_levels<T>(scores, n, stride, classes, top, level, variant, threads);                                          \
+  NATIVE void entmax_levels_##SUFFIX(T* scores, int64_t n, int64_t stride, int64_t classes, T* top, double* level,     \
+                                  int variant, int threads) {                                                          \
+    all_levels<T>(scores, n, stride, classes, top, level, variant, threads);                                           \
   }                                                                                                                    \
-  extern "C" void sums_##SUFFIX(T* d, int64_t n, int64_t stride, int64_t classes, const double* level, double* total, \
-                                double* slope, int variant, int threads) {                                            \
-    all_sums<T>(d, n, stride, classes, level, total, slope, variant, threads);                                        \
+  NATIVE void entmax_sums_##SUFFIX(T* d, int64_t n, int64_t stride, int64_t classes, const double* level, double* total,\
+                                double* slope, int variant, int threads) {                                             \
+    all_sums<T>(d, n, stride, classes, level, total, slope, variant, threads);                                         \
   }
 
 EXPORT(float, float32)

@@ -11,11 +11,12 @@ v = (w - 1) / beta where beta is small. The loss of a row needs Omega*(s) - max 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from manymax.engine import native
+from manymax.engine import native, native_library
 from manymax.engine.blocks import Block, BlockResult, Dense, Kernel, Sparse, merged
 from manymax.engine.cost import DOUBLE, MARKED, SEARCH_STEPS, EntryCost, Work, exact_cost, exact_traffic
 from manymax.engine.ranks import columns
@@ -23,7 +24,7 @@ from manymax.engine.row_target import RowTarget
 from manymax.errors import ArgumentError
 from manymax.members.entmax.alpha import read_alpha
 from manymax.members.entmax.autograd import omega_slope
-from manymax.members.entmax.level_search import SOURCE, VARIANTS, Piece, native_sums, plain_sums, search_levels
+from manymax.members.entmax.level_search import VARIANTS, Piece, native_sums, plain_sums, search_levels
 from manymax.members.entmax.loss import omega
 from manymax.members.softmax.kernel import block_softmax
 from manymax.ops import levels, simplex
@@ -85,10 +86,10 @@ def block_entmax(alpha: float, wants_alpha: bool = False) -> Callable[[Block], B
         nonlocal dense_before
         # Before anything is overwritten; for float rows `pick` is a view of the scores, hence the copy.
         positive_scores = block.target.pick(block.scores).clone()
-        compiled = alpha in VARIANTS and not wants_alpha and native.serves(block)
+        level = native.level_of(block) if alpha in VARIANTS and not wants_alpha and native.serves(block) else None
         if not block.ranks.alone:
-            return _sharded_rows(block, positive_scores, alpha, wants_alpha, compiled)
-        if compiled and native.lists_positives(block):
+            return _sharded_rows(block, positive_scores, alpha, wants_alpha, level)
+        if level is not None and native.lists_positives(block):
             return _native_rows(block, positive_scores, alpha)
         result, dense_before = _whole_rows(block, positive_scores, alpha, wants_alpha, dense_before)
         return result
@@ -101,7 +102,7 @@ def _native_rows(block: Block, positive_scores: Tensor, alpha: float) -> BlockRe
     # The gradient takes the place of the scores, as dense rows or as entries. The losses follow from Omega*(s) - max s
     # and from the scores of the positives, which were copied before.
     target = block.target
-    maximum, conjugate, parts = native.run(block, SOURCE, VARIANTS[alpha])
+    maximum, conjugate, parts = native.run(block, "entmax_rows", VARIANTS[alpha])
     inner = target.inner(positive_scores, maximum, block.spread)
     return BlockResult(target.total * conjugate.to(block.scores.dtype) - inner, parts)
 
@@ -219,7 +220,7 @@ def _columns_of(ids: Tensor, rows: Tensor, wanted: Tensor, budget: int) -> Tenso
 
 
 def _sharded_rows(
-    block: Block, positive_scores: Tensor, alpha: float, wants_alpha: bool, compiled: bool
+    block: Block, positive_scores: Tensor, alpha: float, wants_alpha: bool, native_level: str | None
 ) -> BlockResult:
     """The result of a block whose classes are split over ranks.
 
@@ -227,7 +228,7 @@ def _sharded_rows(
     the same levels, and each computes the gradient of its own classes.
     """
     target, scores, ranks, beta = block.target, block.scores, block.ranks, alpha - 1
-    narrow, wide_rows, maximum, bound = _shared_candidates(block, beta, compiled)
+    narrow, wide_rows, maximum, bound = _shared_candidates(block, beta, native_level)
     inner = target.inner(positive_scores, maximum, block.spread)
     narrow = [_at_least_one(candidates, scores) for candidates in narrow]
     # Subtracted in the dtype of the scores, where the difference of two nearby numbers is exact, and then widened.
@@ -239,7 +240,8 @@ def _sharded_rows(
         for rows in row_blocks(table.shape[0], table.shape[1], simplex.SCORES_PER_BLOCK)
     ]
     level = search_levels(
-        few, whole, bound.double(), scores.dtype, beta, ranks, native_sums if compiled else plain_sums
+        *(few, whole, bound.double(), scores.dtype, beta, ranks),
+        sums=plain_sums if native_level is None else partial(native_sums, native_level),
     )
 
     moment, slopes = torch.zeros_like(level), torch.zeros_like(level)
@@ -268,7 +270,7 @@ def _sharded_rows(
 
 
 def _shared_candidates(
-    block: Block, beta: float, compiled: bool
+    block: Block, beta: float, level: str | None
 ) -> tuple[list[simplex.Candidates], Tensor, Tensor, Tensor]:
     """Candidates of this rank, its other rows, the maxima over all ranks (n, 1) and a level above the solution (n, 1).
 
@@ -276,11 +278,13 @@ def _shared_candidates(
     sum. So every rank has an upper bound of the solution, and the lowest of them is the best.
     """
     scores, ranks = block.scores, block.ranks
-    group_tops = None if compiled else simplex.group_maxima(scores)
+    group_tops = simplex.group_maxima(scores) if level is None else None
     if group_tops is None:
+        assert level is not None
         top, own = scores.new_empty(len(scores), 1), torch.empty(len(scores), 1, dtype=torch.float64)
         shape = (len(scores), scores.shape[1], block.num_classes)
-        native.call(SOURCE, "levels", scores, scores, *shape, top, own, numbers=(VARIANTS[1 + beta],), threads=True)
+        arguments = scores, *shape, top, own
+        native_library.call(level, "entmax_levels", scores, *arguments, numbers=(VARIANTS[1 + beta],), threads=True)
         # A nan on one rank reaches all of them, so that all raise and none waits for the others.
         maximum = ranks.maximum(top)
         check_finite(maximum)
@@ -300,7 +304,8 @@ def _shared_candidates(
     # so that rounding leaves no class of the support out.
     cut = -1 / beta - (bound + 1e-4) if levels.level_is_v(beta) else -(bound * (1 + 1e-4)) / beta
     if group_tops is None:
-        narrow, wide_rows = native.collect(scores, block.num_classes, maximum, maximum, cut)
+        assert level is not None
+        narrow, wide_rows = native.collect(level, scores, block.num_classes, maximum, maximum, cut)
     else:
         narrow, wide_rows = simplex.collect(scores, group_tops, maximum, maximum, cut)
     return narrow, wide_rows, maximum, bound

@@ -6,17 +6,15 @@ On one process ops/levels.py finds a level while the row is in cache; here every
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from manymax.engine import native
+from manymax.engine import native_library
 from manymax.engine.ranks import Ranks
 from manymax.ops import levels, simplex
 
-SOURCE = Path(__file__).with_name("kernel.cpp")
 VARIANTS = {1.5: 1, 2.0: 2}  # the values of alpha that kernel.cpp is compiled for, and the numbers it knows them by
 MOST_STEPS = 60  # about 6 are taken; the limit only ends the search in a row of nan
 
@@ -91,9 +89,14 @@ def plain_sums(d: Tensor, level: Tensor, beta: float) -> Tensor:
     return torch.cat(levels.mass_and_slope(d, level.to(d.dtype), beta, torch.empty_like(d)), 1).double()
 
 
-def native_sums(d: Tensor, level: Tensor, beta: float) -> Tensor:
-    """`plain_sums` by kernel.cpp, in one pass over each row and without scratch memory."""
+def native_sums(native_level: str, d: Tensor, level: Tensor, beta: float) -> Tensor:
+    """`plain_sums` by kernel.cpp, in one pass over each row and without scratch memory.
+
+    Args:
+        native_level: of the native library, as `native.level_of` gives it.
+        d, level, beta: as in `plain_sums`.
+    """
     total, slope = level.new_empty(len(d)), level.new_empty(len(d))
     arguments = d, len(d), d.stride(0), d.shape[1], level.contiguous(), total, slope
-    native.call(SOURCE, "sums", d, *arguments, numbers=(VARIANTS[1 + beta],), threads=True)
+    native_library.call(native_level, "entmax_sums", d, *arguments, numbers=(VARIANTS[1 + beta],), threads=True)
     return torch.stack([total, slope], 1)

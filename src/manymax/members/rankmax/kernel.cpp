@@ -6,6 +6,7 @@
 //   passes    many classes, few positives: a vectorised pass over the row for each positive
 //   buckets   many of both: one pass, in which each score is placed among the sorted cuts
 
+#include "export.h"
 #include "rows.h"
 
 namespace {
@@ -153,12 +154,12 @@ void rankmax_row(const Batch<T>& b, const T* labels, int64_t r, Row<T>& row) {
 
 // C functions for ctypes, one per precision; arguments as engine/native.py passes them. There is a single variant.
 #define EXPORT(T, SUFFIX)                                                                                              \
-  extern "C" void rows_##SUFFIX(T* scores, int64_t n, int64_t stride, int64_t classes, const int64_t* ids,            \
-                                const T* weights, int64_t positives, const T* total, const T* coefficient, T* top,    \
-                                double* value, int64_t* count, const T* labels, int, int threads) {                   \
-    const Batch<T> b{scores, n, stride, classes, ids, weights, positives, total, coefficient, top, value, count};     \
-    for_rows(scores, n, stride, classes, threads,                                                                     \
-             [&](int64_t r, Row<T>& row) { rankmax_row(b, labels + r * positives, r, row); });                        \
+  NATIVE void rankmax_rows_##SUFFIX(T* scores, int64_t n, int64_t stride, int64_t classes, const int64_t* ids,         \
+                                const T* weights, int64_t positives, const T* total, const T* coefficient, T* top,     \
+                                double* value, int64_t* count, const T* labels, int, int threads) {                    \
+    const Batch<T> b{scores, n, stride, classes, ids, weights, positives, total, coefficient, top, value, count};      \
+    for_rows(scores, n, stride, classes, threads,                                                                      \
+             [&](int64_t r, Row<T>& row) { rankmax_row(b, labels + r * positives, r, row); });                         \
   }
 
 EXPORT(float, float32)

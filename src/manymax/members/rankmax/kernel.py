@@ -8,7 +8,6 @@ soon as the score of the positive is.
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -23,7 +22,6 @@ from manymax.ops import simplex
 from manymax.ops.checks import check_finite, visible
 from manymax.ops.row_blocks import row_blocks
 
-SOURCE = Path(__file__).with_name("kernel.cpp")
 # Up to so many positives in a row a pass over its scores for each of them is cheaper than one pass in which every score
 # is searched for among the sorted cuts.
 MOST_PASSES = 16
@@ -62,7 +60,7 @@ def block_rankmax(block: Block) -> BlockResult:
     block = replace(block, target=target)
     # kernel.cpp takes a masked positive for one with the cut -inf, above which is every class: it is refused below.
     if not masked and native.serves(block) and native.lists_positives(block):
-        _, losses, parts = native.run(block, SOURCE, labels=labels)
+        _, losses, parts = native.run(block, "rankmax_rows", labels=labels)
         return BlockResult(losses.to(scores.dtype), parts)
     group_tops = simplex.group_maxima(scores)
     # A row of nan or without a live class is reported as such, before a masked positive that may follow from it.
@@ -222,15 +220,16 @@ def _sums_above(buckets: Tensor) -> Tensor:
 def _sharded_rows(block: Block) -> BlockResult:
     """The result of a block whose classes are split over ranks: each sums over its own, then the sums are added up."""
     target, scores, ranks = block.target, block.scores, block.ranks
-    compiled = native.serves(block)
-    group_tops = None if compiled else simplex.group_maxima(scores)
+    level = native.level_of(block) if native.serves(block) else None
+    group_tops = simplex.group_maxima(scores) if level is None else None
     # The first exchange. A nan on one rank reaches all of them, so that all raise and none waits for the others.
     check_finite(ranks.maximum(scores.amax(1) if group_tops is None else group_tops.amax(1)))
     labels, weights = _labels_of_all_ranks(target, scores, ranks)
     lowest = labels.amin(1, keepdim=True)
     cut = torch.full_like(lowest, -1.0)
     if group_tops is None:
-        narrow, wide_rows = native.collect(scores, block.num_classes, lowest, lowest, cut)
+        assert level is not None
+        narrow, wide_rows = native.collect(level, scores, block.num_classes, lowest, lowest, cut)
     else:
         narrow, wide_rows = simplex.collect(scores, group_tops, lowest, lowest, cut)
     table = scores if len(wide_rows) == len(scores) else scores[wide_rows]
