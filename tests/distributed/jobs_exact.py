@@ -15,6 +15,7 @@ from manymax.distributed import ShardedHead
 from manymax.engine import native_library
 from tests.distributed.compare import compare, make_head, uneven
 from tests.heads.plain import Problem, agree, class_weights, make_problem, make_target
+from tests.heads.products import backward, leaf, products_of
 
 
 def exact_options(name: str) -> list[dict[str, Any]]:
@@ -99,3 +100,26 @@ def twice(group: dist.ProcessGroup) -> None:
         found.append(torch.autograd.grad(slope.square().sum(), [input, *parameters]))
     start, stop = head.span.tolist()
     agree(list(found[1]), [found[0][0], *(grad[start:stop] for grad in found[0][1:])], 1e-10)
+
+
+def wanted_products(group: dist.ProcessGroup, name: str, setting: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Products of this rank and rows in them, for every choice of what is frozen, with three of four rows ignored."""
+    problem = make_problem(12, num_classes=2 * 203, regime="wide", bias=False)
+    target = torch.where(torch.arange(12) % 4 == 2, problem.scores().argmax(1), -100)
+    sharded, found = ShardedHead(make_head(name, problem, **setting), group=group), []
+    sharded.head.reduction = "sum"
+    for queries, vectors in itertools.product((True, False), repeat=2):
+        sharded.requires_grad_(vectors)
+        counted = products_of(lambda: backward(sharded(leaf(problem.input, queries), target)), 203)  # noqa: B023
+        found.append((counted.count, counted.rows))
+    return found
+
+
+def masked_rows(group: dist.ProcessGroup, name: str, setting: Mapping[str, Any]) -> int:
+    """Rows in the products of the backward of a masked sum of losses; the mask of each rank leaves out another row."""
+    problem = make_problem(12, num_classes=2 * 203, regime="wide", bias=False)
+    sharded = ShardedHead(make_head(name, problem, reduction="none", **setting), group=group)
+    value = sharded(problem.input, problem.scores().argmax(1))
+    factors = (torch.arange(12) < 4).double()
+    factors[dist.get_rank(group)] = 0  # no caller should do this; the ranks must not wait for each other even so
+    return products_of(lambda: backward(value, factors), 203).rows

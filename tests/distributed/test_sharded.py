@@ -90,6 +90,15 @@ def test_rg_can_be_differentiated_twice(pool: Pool) -> None:
     pool.run(3, jobs_exact.twice)
 
 
+@members([row for row in EXACT if row[0] != "RG"], quick=("Softmax", "Entmax-1.5"))
+def test_nothing_is_computed_that_nobody_wants(pool: Pool, name: str, setting: dict[str, Any]) -> None:
+    """One product for the scores and one for each gradient that is wanted, of the 3 rows of 12 that count."""
+    expected = [(count, 3 * count) for count in (3, 2, 2, 1)]
+    assert pool.run(2, jobs_exact.wanted_products, name, setting) == [expected] * 2
+    # Scores and the gradient of the class vectors, of 4 rows: that a row counts on one rank is enough.
+    assert pool.run(2, jobs_exact.masked_rows, name, setting) == [8, 8]
+
+
 # Sampled members ---------------------------------------------------------------------------------
 
 

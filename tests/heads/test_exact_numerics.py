@@ -97,12 +97,12 @@ def test_where_values_cannot_be_looked_at(case: HeadCase, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("case", CASES)
 def test_nan_and_infinite_scores_are_refused(case: HeadCase, reduction: str) -> None:
-    """In rows that count and in ignored rows, as the plain loss refuses them."""
-    for value, label in itertools.product((torch.nan, torch.inf), (3, -100)):
+    """In rows that count, as the plain loss refuses them."""
+    for value in (torch.nan, torch.inf):
         problem = make_problem(8, num_classes=40)
         problem.input[5, 0] = value
         target = make_target("ids", 8, num_classes=40)
-        target[5] = label
+        target[5] = 3
         for loss in (case.plain, case.head):
             with pytest.raises(manymax.ArgumentError, match=r"must not hold (nan|\+inf)"):
                 loss(problem, target, reduction=reduction)

@@ -22,10 +22,10 @@ from torch import Tensor
 from manymax.engine.block_loop import run
 from manymax.engine.blocks import Block, BlockResult
 from manymax.engine.options import Keywords
-from manymax.engine.ranks import Shards
+from manymax.engine.ranks import Ranks, Shards
 from manymax.engine.row_target import RowTarget
 from manymax.errors import ManymaxError
-from manymax.ops.checks import full_precision
+from manymax.ops.checks import full_precision, readable
 
 
 def refuse_second_derivatives(backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -65,6 +65,10 @@ def in_dtype(value: Tensor, dtype: torch.dtype) -> Tensor:
     return value if value.dtype == dtype else InDtype.apply(value, dtype)
 
 
+# What a backward returns for the arguments of its forward that are no tensors, from `target` on.
+NOT_TENSORS = (None,) * 5
+
+
 class BlockLoss(torch.autograd.Function):
     """sum_n coefficient_n loss_n, (), with the gradients computed in the forward.
 
@@ -83,16 +87,19 @@ class BlockLoss(torch.autograd.Function):
         kernel: Callable[[Block], BlockResult],
         keywords: Keywords,
         shards: Shards,
+        enabled: bool,
     ) -> Tensor:
         # Autograd says which arguments need a gradient, in their order: queries, class vectors, bias, setting. Those
-        # that do not are not computed: frozen class vectors, for example, save a matmul.
-        wants = tuple(ctx.needs_input_grad[:3])
-        losses, gradients, grad_setting = run(
-            input, linear_weight, linear_bias, target, kernel, keywords, shards, wants
-        )
+        # that do not are not computed: frozen class vectors, for example, save a matmul. `enabled` is False under
+        # `torch.no_grad()`, where autograd gives the same answer.
+        queries, vectors, bias, wants_setting = (enabled and need for need in ctx.needs_input_grad[:4])
+        wants = queries, vectors, bias
+        # Without a coefficient kernels compute losses alone.
+        given = target if any(wants) or wants_setting else replace(target, coefficient=None)
+        losses, gradients, grad_setting = run(input, linear_weight, linear_bias, given, kernel, keywords, shards, wants)
         # An attribute and not `save_for_backward`: autograd holds on to saved tensors while the backward runs, and then
         # copies a gradient instead of taking it over. No input is saved, because the gradients need none any more.
-        ctx.grads = (*gradients.finish(), grad_setting if ctx.needs_input_grad[3] else None)
+        ctx.grads = (*gradients.finish(), grad_setting if wants_setting else None)
         ctx.retain = keywords.options.retain_graph
         return (losses * target.factor).sum()
 
@@ -108,7 +115,7 @@ class BlockLoss(torch.autograd.Function):
         if not ctx.retain:
             ctx.grads = None  # nothing else holds them now: autograd may take them over without a copy
         scaled = tuple(None if g is None else _times(g, grad, ctx.retain) for g in grads)
-        return (*scaled, None, None, None, None)  # one for each argument of the forward: the last four are no tensors
+        return (*scaled, *NOT_TENSORS)
 
 
 def _times(value: Tensor, factor: Tensor, keep: bool) -> Tensor:
@@ -140,10 +147,12 @@ class BlockRows(torch.autograd.Function):
         kernel: Callable[[Block], BlockResult],
         keywords: Keywords,
         shards: Shards,
+        enabled: bool,
     ) -> Tensor:
-        # Saved by autograd, which then refuses a backward after one of them was changed in place.
-        ctx.save_for_backward(input, linear_weight, linear_bias)
-        ctx.target, ctx.kernel, ctx.keywords, ctx.shards = target, kernel, keywords, shards
+        if enabled and any(ctx.needs_input_grad):
+            # Saved by autograd, which then refuses a backward after one of them was changed in place.
+            ctx.save_for_backward(input, linear_weight, linear_bias)
+            ctx.target, ctx.kernel, ctx.keywords, ctx.shards = target, kernel, keywords, shards
         plain = replace(target, coefficient=None)  # tells kernels to skip the gradient
         return run(input, linear_weight, linear_bias, plain, kernel, keywords, shards, (False, False, False))[0]
 
@@ -151,14 +160,29 @@ class BlockRows(torch.autograd.Function):
     @refuse_second_derivatives
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         input, linear_weight, linear_bias = ctx.saved_tensors
-        wants = tuple(ctx.needs_input_grad[:3])
-        # A row whose factor from above is 0, such as one that was masked out of a sum, goes through the blocks as well:
-        # leaving it out would need a look at the values.
-        target = replace(ctx.target, coefficient=ctx.target.factor * grad)
+        queries, target = input, replace(ctx.target, coefficient=ctx.target.factor * grad)
+        # A row whose factor from above is 0, such as one that was masked out of a sum, has the gradient 0.
+        kept = rows_with_factor(target.factor, ctx.shards.ranks)
+        if kept is not None:
+            queries, target = input[kept], target[kept]
         # The caller may run the backward under autocast, which the forward was protected from by its head.
         with full_precision(input):
+            wants = tuple(ctx.needs_input_grad[:3])
             _, gradients, grad_setting = run(
-                input, linear_weight, linear_bias, target, ctx.kernel, ctx.keywords, ctx.shards, wants
+                queries, linear_weight, linear_bias, target, ctx.kernel, ctx.keywords, ctx.shards, wants
             )
-            grads = gradients.finish()
-        return (*grads, grad_setting if ctx.needs_input_grad[3] else None, None, None, None, None)
+            grad_input, *grads = gradients.finish()
+        if kept is not None and grad_input is not None:
+            grad_input = torch.zeros_like(input).index_copy_(0, kept, grad_input)
+        return (grad_input, *grads, grad_setting if ctx.needs_input_grad[3] else None, *NOT_TENSORS)
+
+
+def rows_with_factor(factor: Tensor, ranks: Ranks) -> Tensor | None:
+    """The rows (n,) whose factor (N,) is not 0 on some rank; None where that is every row or cannot be known."""
+    if not readable(factor):
+        return None
+    # Ranks that disagree about the rows would exchange sums of different ones, or wait for each other for ever. Their
+    # factors come from the caller's own code: one small exchange makes sure, where the blocks make several.
+    some = ranks.maximum((factor != 0).to(factor.dtype)) != 0
+    kept = some.nonzero().squeeze(1)
+    return None if len(kept) == len(factor) else kept

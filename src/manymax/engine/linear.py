@@ -20,7 +20,7 @@ from manymax.engine.blocks import Kernel
 from manymax.engine.member import Member
 from manymax.engine.options import Keywords
 from manymax.engine.ranks import Shards
-from manymax.engine.row_target import RowTarget, check_live, listed, live_classes, row_target
+from manymax.engine.row_target import RowTarget, check_live, empty_rows, listed, live_classes, row_target
 from manymax.engine.target import Form, Target, read_target
 from manymax.errors import ArgumentError, ArgumentTypeError
 from manymax.ops.checks import working
@@ -31,14 +31,16 @@ from manymax.ops.reduction import reduce
 class HeadCall:
     """One call of a head that has been read and checked on this rank.
 
-    queries: (N, d), the rows flattened. vectors, bias: (classes of this rank, d) and (classes of this rank,). All three
+    queries: (n, d), the rows flattened. vectors, bias: (classes of this rank, d) and (classes of this rank,). All three
         are in the dtype of the arithmetic, float32 at least.
     live: (classes of this rank,) which of them are not masked; None where all are known to be alive.
-    target: over all classes, N rows; every rank has the whole of it.
+    target: over all classes, n rows; every rank has the whole of it.
+    divisor: (), what the mean over all rows of the caller divides by.
     keywords: those that heads share.
     shards: which classes this rank holds.
     batch: the shape of the rows as the caller gave them, which a result of one loss per row gets again.
     dtype: of the result.
+    kept: (n,) which rows of the caller the n rows are, in order; None where they are all of them.
     """
 
     queries: Tensor
@@ -46,22 +48,55 @@ class HeadCall:
     bias: Tensor | None
     live: Tensor | None
     target: Target
+    divisor: Tensor
     keywords: Keywords
     shards: Shards
     batch: torch.Size
     dtype: torch.dtype
+    kept: Tensor | None = None
+
+    def without_empty_rows(self) -> HeadCall:
+        """The call without the rows that have no target weight, whose losses and gradients are 0.
+
+        Half of the tokens of a language model may be padding, and most of a masked one's count for nothing: leaving
+        them out here saves all that the blocks would do for them. What their queries hold, nan included, is never
+        looked at.
+        """
+        empty = empty_rows(self.target, self.keywords.label_smoothing)
+        # On a GPU this is one wait of the host for each call, outside of the loop over blocks.
+        kept = None if empty is None else (~empty).nonzero().squeeze(1)
+        if kept is None or len(kept) == len(self.queries):
+            return self  # the usual case, for which nothing is copied
+        target = self.target
+        return replace(
+            self,
+            # By autograd, which gives the rows that are left out a gradient of 0. All ranks have the same target, so
+            # that all of them leave out the same rows.
+            queries=self.queries.index_select(0, kept),
+            target=Target(
+                None if target.ids is None else target.ids[kept],
+                target.weights[kept],
+                target.count[kept],
+                target.divisor[kept],
+            ),
+            kept=kept,
+        )
 
     def rows(self) -> RowTarget:
         """The target weights of the classes that this rank holds, smoothing and class weights included."""
         return row_target(self.target, self.keywords.weight, self.live, self.shards, self.keywords.label_smoothing)
 
     def reduced(self, losses: Tensor) -> Tensor:
-        """The result of a head from the losses of its rows (N,), which are the same on every rank."""
-        return self.result(reduce(losses, self.target.divisor, self.keywords.reduction))
+        """The result of a head from the losses of its rows (n,), which are the same on every rank."""
+        return self.result(reduce(losses, self.divisor, self.keywords.reduction))
 
     def result(self, value: Tensor) -> Tensor:
-        """A reduced value in the shape and dtype that the caller gets."""
-        return (value.reshape(self.batch) if self.keywords.reduction == "none" else value).to(self.dtype)
+        """A reduced value, (n,) or (), in the shape and dtype that the caller gets."""
+        if self.keywords.reduction == "none":
+            if self.kept is not None:  # the rows that were left out have the loss 0
+                value = value.new_zeros(self.batch.numel()).index_copy(0, self.kept, value)
+            value = value.reshape(self.batch)
+        return value.to(self.dtype)
 
 
 def check_linear(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None) -> None:
@@ -141,7 +176,9 @@ def read_call(
     flat = queries.reshape(-1, queries.shape[-1])
     # The class vectors may be the (C, d) leaf that gets a row-sparse gradient, which torch's own `to` would refuse.
     vectors = in_dtype(linear_weight, queries.dtype)
-    return HeadCall(flat, vectors, bias, live, read, keywords, shards, input.shape[:-1], dtype)
+    # Over all rows: a row of probabilities whose classes have weight 0 counts in the mean, as in torch.
+    divisor = read.divisor.sum()
+    return HeadCall(flat, vectors, bias, live, read, divisor, keywords, shards, input.shape[:-1], dtype)
 
 
 def check_constant(target: Tensor | Target, weight: Tensor | None) -> None:
@@ -162,9 +199,13 @@ def check_constant(target: Tensor | Target, weight: Tensor | None) -> None:
 def blocked_loss(call: HeadCall, kernel: Kernel) -> Tensor:
     """The loss of a call by a kernel that works block by block.
 
+    Nothing is computed that nobody asked for: no row without a target weight, no gradient of what is frozen, and no
+    gradient at all under `torch.no_grad()`.
+
     Within a block the kernel completes its sums over the ranks. The gradients of what all ranks share (queries and the
     kernel's setting) are completed by autograd, through `ranks.spread`: each rank computes the part of its classes.
     """
+    call = call.without_empty_rows()
     keywords, ranks, rows = call.keywords, call.shards.ranks, call.rows()
     scale = torch.ones_like(rows.total)
     if keywords.multilabel == "normalized":
@@ -172,24 +213,27 @@ def blocked_loss(call: HeadCall, kernel: Kernel) -> Tensor:
         scale = _inverse(rows.total)
     setting = None if kernel.setting is None else ranks.spread(kernel.setting)
     tensors = ranks.spread(call.queries), call.vectors, call.bias, setting
+    # Asked here, because autograd switches gradients off inside of its functions, and there still reports that an
+    # argument needs one if it does outside of `torch.no_grad()`.
+    enabled = torch.is_grad_enabled()
     if keywords.reduction == "none":
         # The coefficients of the rows come with the backward; those known already are multiplied on outside.
         ones = replace(rows, coefficient=torch.ones_like(scale))
-        value = BlockRows.apply(*tensors, ones, kernel.run, keywords, call.shards) * scale
+        value = BlockRows.apply(*tensors, ones, kernel.run, keywords, call.shards, enabled) * scale
     else:
         # The whole coefficient of each row, the 1/N of a mean included, is known before the blocks run: their gradients
         # are final, and the backward of `loss.backward()` has nothing left to scale.
         if keywords.reduction == "mean":
-            scale = scale * _inverse(call.target.divisor.sum())
+            scale = scale * _inverse(call.divisor)
         given = replace(rows, coefficient=scale)
-        value = BlockLoss.apply(*tensors, given, kernel.run, keywords, call.shards)
+        value = BlockLoss.apply(*tensors, given, kernel.run, keywords, call.shards, enabled)
     if keywords.multilabel == "normalized" and kernel.omega is not None:
         # Omega(t / |t|) does not depend on the scores, but on a learned setting: it stays outside of the blocks, with
         # autograd's own derivative. Every rank has the part of its classes.
         omega = kernel.omega if setting is None else partial(kernel.omega, setting=setting)
         # Summed over the ranks before the reduction, which is the same on every rank.
         extra = ranks.total(omega_rows(rows, omega, keywords.options.rows(call.shards.size)))
-        value = value + reduce(extra, call.target.divisor, keywords.reduction)
+        value = value + reduce(extra, call.divisor, keywords.reduction)
     return call.result(value)
 
 
@@ -234,4 +278,5 @@ def exact_loss(member: Member, call: HeadCall, settings: Mapping[str, Any]) -> T
 def quadratic_loss(member: Member, call: HeadCall, settings: Mapping[str, Any]) -> Tensor:
     """The loss of a member that needs moments of the class vectors instead of scores; by plain autograd."""
     # Its kernel sees the whole call at once: there is no table of scores, and so nothing to cut into blocks.
+    call = call.without_empty_rows()
     return call.reduced(member.needed("kernel")(**settings)(call))

@@ -10,7 +10,7 @@ from torch import Tensor
 from manymax.engine.ranks import Shards
 from manymax.engine.target import Target
 from manymax.errors import ArgumentError, ArgumentTypeError, ManymaxError
-from manymax.ops.checks import visible
+from manymax.ops.checks import readable, visible
 
 
 @dataclass(frozen=True)
@@ -147,6 +147,26 @@ def row_target(
     return RowTarget(ids, weights, share, class_weight, total, None)
 
 
+def empty_rows(read: Target, label_smoothing: float) -> Tensor | None:
+    """(N,) which rows have no target weight at all: ignored ones, and those whose positives have class weight 0.
+
+    None where that cannot be known: the values are not there under torch.compile and `torch.func`. Every rank has the
+    whole target and finds the same rows.
+    """
+    if not readable(read.count, read.weights):
+        return None
+    # Smoothing gives every class a part of each positive, so that only a row without any is empty.
+    empty = read.count == 0
+    if label_smoothing == 0:
+        # The lists of positives are short. Rows over all classes are a large table, whose sums are at hand.
+        total = read.divisor if read.ids is None else read.weights.sum(1)
+        empty |= total == 0
+    # Class weights may be negative, if anybody wants that, and then cancel: the weights themselves decide.
+    rows = empty.nonzero().squeeze(1)
+    empty[rows] = ~read.weights[rows].any(1)
+    return empty
+
+
 def live_classes(linear_bias: Tensor | None) -> Tensor | None:
     """(C,) which classes are not masked by a bias of -inf; None where all are known to be alive."""
     if linear_bias is None:
@@ -157,9 +177,12 @@ def live_classes(linear_bias: Tensor | None) -> Tensor | None:
 
 
 def check_live(read: Target, live: Tensor | None, shards: Shards) -> None:
-    """Raise if a positive that this rank holds is masked, where its loss would be infinite."""
+    """Raise if a positive that this rank holds is masked, where its loss would be infinite; or if every class is."""
     if live is None or not visible(live):
         return
+    # Kernels find this in the rows that they compute. Here it is found for a call in which no row counts, too.
+    if shards.ranks.alone and not live.any():
+        raise ArgumentError("`scores` has a row in which every class is masked (-inf); leave at least one class alive.")
     if read.ids is None:
         masked = (read.weights[:, shards.span] != 0) & ~live
     else:

@@ -57,13 +57,26 @@ def visible(*tensors: Tensor) -> bool:
         >>> visible(torch.zeros(2)), visible(torch.zeros(2, device="meta"))
         (True, False)
     """
+    # the device last: torch.compile turns the first question into a constant and traces nothing after it
+    return readable(*tensors) and all(t.device.type == "cpu" for t in tensors)
+
+
+def readable(*tensors: Tensor) -> bool:
+    """Whether all `tensors` have values at all, on a GPU too, where reading one makes the host wait.
+
+    For shortcuts that are worth one such wait.
+
+    Example:
+        >>> readable(torch.zeros(2)), readable(torch.zeros(2, device="meta"))
+        (True, False)
+    """
     # first, and with nothing before it: torch.compile turns the question into the constant True and never traces the
     # private functions below
     if torch.compiler.is_compiling():
         return False
     # a generator, so that nothing private is asked where the device already decides
     hidden = (_is_fake(t) or _is_transformed(t) for t in tensors)
-    return all(t.device.type == "cpu" for t in tensors) and not any(hidden)
+    return not any(t.is_meta for t in tensors) and not any(hidden)
 
 
 def learned(tensor: Tensor) -> bool:

@@ -1,0 +1,68 @@
+"""Counts what a head computes: products with the table of class vectors, the rows that were scored, and tensors made.
+
+Operations are seen below autograd, so that backward passes count too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+PRODUCTS = ("mm", "addmm", "addmm_", "bmm", "baddbmm")
+
+
+class Products(TorchDispatchMode):
+    """Collects the products over `num_classes` classes, and the shapes of all float tables that are made.
+
+    count: the products between two tables of which one side has `num_classes` rows or columns.
+    rows: how many rows were multiplied, over all of these products.
+    queries: the addresses of the first operands of the products of scores.
+    shapes: of all float tensors that got memory of their own.
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.num_classes = num_classes
+        self.count, self.rows = 0, 0
+        self.queries: set[int] = set()
+        self.shapes: set[tuple[int, ...]] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given = {a.untyped_storage().data_ptr() for a in (*args, *(kwargs or {}).values()) if isinstance(a, Tensor)}
+        for result in out if isinstance(out, tuple | list) else (out,):
+            # Views and tensors that were changed in place share the memory of an argument.
+            table = isinstance(result, Tensor) and result.is_floating_point() and not result.is_sparse
+            if table and result.untyped_storage().data_ptr() not in given:
+                self.shapes.add(tuple(result.shape))
+        if func.overloadpacket.__name__ in PRODUCTS:
+            left, right = args[-2:]
+            sizes = (*left.shape[-2:], right.shape[-1])
+            if self.num_classes in sizes and min(sizes) > 1:  # a vector times a table is no product of this kind
+                self.count += 1
+                # Scores are (n, d) (d, C), the gradient of queries (n, C) (C, d), that of class vectors (C, n) (n, d).
+                self.rows += sizes[0] if sizes[0] != self.num_classes else sizes[1]
+                if sizes[2] == self.num_classes:
+                    self.queries.add(left.untyped_storage().data_ptr())
+        return out
+
+
+def products_of(step: Any, num_classes: int) -> Products:
+    """What a step without arguments computes."""
+    with Products(num_classes) as counted:
+        step()
+    return counted
+
+
+def leaf(values: Tensor, learned: bool) -> Tensor:
+    """A copy of the values that requires a gradient, or not."""
+    return values.detach().clone().requires_grad_(learned)
+
+
+def backward(value: Tensor, upstream: Tensor | None = None) -> None:
+    """`value.backward()`, or nothing where nothing is learned."""
+    if value.requires_grad:
+        value.backward(torch.ones_like(value) if upstream is None else upstream)
