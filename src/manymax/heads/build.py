@@ -288,7 +288,7 @@ def _shared_docs(base: type[KernelHead]) -> list[str]:
         "generator": "generator: the source of randomness of the draws; torch's default one if None.",
         "weight": "weight: (C,) class weights.",
         "reduction": 'reduction: "none", "mean" or "sum".',
-        "ignore_index": "ignore_index: an id that is no positive; a row without a positive has loss 0 and is not computed.",
+        "ignore_index": "ignore_index: an id that is no positive; a row without one has loss 0 and is not computed.",
         "label_smoothing": "label_smoothing: share of each positive that is spread evenly over the classes not masked.",
         "multilabel": 'multilabel: "sum" of the losses of a row\'s positives, or "normalized", the loss at t / |t|.',
         "options": "options: `HeadOptions` or a mapping of its fields.",
