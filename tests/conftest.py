@@ -11,6 +11,9 @@ from hypothesis import settings
 # One thread: results do not depend on the machine, and parallel test processes do not compete for its cores.
 torch.set_num_threads(1)
 
+# The values of bfloat16 products are tested on every processor, also where they are slow.
+os.environ.setdefault("MANYMAX_ALLOW_SLOW", "1")
+
 # The same examples in every run; no deadline, because a slow machine is no failure.
 settings.register_profile("manymax", deadline=None, derandomize=True)
 settings.load_profile("manymax")

@@ -49,9 +49,9 @@ def supports(group: dist.ProcessGroup, name: str, setting: Mapping[str, Any]) ->
         problem = Problem(*(None if part is None else part.to(dtype) for part in problem_parts(problem)))
         target = make_target("ids", 13, num_classes=1203)
         options = {"block_rows": 6, "sparse_grad": sparse}
-        compare(group, name, problem, target, options=options, **setting)
-        if native_library.available():
-            compare(group, name, problem, target, options={**options, "compiled": True}, **setting)
+        # "auto" is the native kernel, if there is one and if it serves.
+        for backend in ("torch", "auto") if native_library.available() else ("torch",):
+            compare(group, name, problem, target, options={**options, "backend": backend}, **setting)
 
 
 def problem_parts(problem: Problem) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -29,11 +29,11 @@ DIM = 6
 
 @dataclass(frozen=True)
 class HeadCase:
-    """A head and its plain loss, with the same settings; `compiled` runs the head's native kernel."""
+    """A head and its plain loss, with the same settings; `backend` is the one that the head runs on."""
 
     member: Member
     setting: Mapping[str, Any] = field(default_factory=dict)
-    compiled: bool = False
+    backend: str = "torch"
 
     @property
     def function(self) -> Callable[..., Tensor]:
@@ -46,8 +46,7 @@ class HeadCase:
         if "options" in options:  # a head refuses options that have no effect on it: they are left out
             given = read_options(options["options"])
             options["options"] = {f.name: getattr(given, f.name) for f in fields(given) if f.name in honoured}
-        if self.compiled:
-            options["options"] = replace(read_options(options.get("options")), compiled=True)
+        options["options"] = replace(read_options(options.get("options")), backend=self.backend)
         return self.function(
             problem.input,
             problem.linear_weight,
@@ -89,7 +88,7 @@ def make_cases() -> Iterator[Any]:
 CASES = list(make_cases())
 needs_library = pytest.mark.skipif(not native_library.available(), reason="no native library: run `make native`")
 CASES += [
-    pytest.param(HeadCase(FAMILY[name], setting, compiled=True), id=f"{name}-compiled", marks=needs_library)
+    pytest.param(HeadCase(FAMILY[name], setting, backend="native"), id=f"{name}-native", marks=needs_library)
     for name, setting in (("sparsemax", {}), ("entmax", {"alpha": 1.5}), ("rankmax", {}))
 ]
 

@@ -86,6 +86,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"options": {"sparse": True}}, UnknownNameError, r"unknown option 'sparse'"),
     ({"options": 3}, ArgumentTypeError, r"`options` must be HeadOptions or a mapping; got int"),
     ({"options": {"matmul": "bf61"}}, ArgumentError, r"`options.matmul` must be one of .* Did you mean 'bf16'\?"),
+    ({"options": {"backend": "nativ"}}, ArgumentError, r"`options.backend` must be one of .* Did you mean 'native'\?"),
     ({"options": {"block_rows": 0}}, ArgumentError, r"`options.block_rows` must be an integer of at least 1; got 0"),
     ({"options": {"block_rows": 2.5}}, ArgumentError, r"`options.block_rows` must be an integer .*; got 2.5"),
     ({"options": HeadOptions(block_scores=-1)}, ArgumentError, r"`options.block_scores` must be an integer .*; got -1"),

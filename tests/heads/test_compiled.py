@@ -46,10 +46,10 @@ def test_rankmax_with_many_positives(positives: int, scale: float) -> None:
 
 def compiled_agrees(name: str, scale: float, classes: int, positives: int = 3) -> None:
     """Fail unless loss and gradients of the native kernel are those of the plain torch kernel."""
-    expected = gradients(name, scale, classes, positives)
+    expected = gradients(name, scale, classes, positives, backend="torch")
     torch.set_num_threads(2)
     try:
-        found = gradients(name, scale, classes, positives, compiled=True)
+        found = gradients(name, scale, classes, positives, backend="native")
     finally:
         torch.set_num_threads(1)
     for one, other in zip(found, expected, strict=True):
@@ -63,4 +63,4 @@ def test_scores_that_are_no_numbers_are_refused(name: str, bad: float) -> None:
     queries, vectors = torch.randn(3, 4), torch.randn(50, 4)
     queries[1, 2] = bad
     with pytest.raises(ManymaxError, match="`scores` must not hold"):
-        SPARSE[name](queries, vectors, torch.tensor([0, 1, 2]), options={"compiled": True})
+        SPARSE[name](queries, vectors, torch.tensor([0, 1, 2]), options={"backend": "native"})

@@ -104,7 +104,7 @@ def test_losses_and_settings_that_a_computation_cannot_do_are_refused() -> None:
 def test_compiled_is_an_option_of_the_head(loss: str) -> None:
     split = Split(lists(), lists(), lists(), num_items=C)
     chosen = [build_head(RunConfig(loss=loss, computation=way), split).options for way in ("blocks", "compiled")]
-    assert [options.compiled for options in chosen] == [False, True]
+    assert [options.backend for options in chosen] == ["auto", "native"]
 
 
 @pytest.mark.slow

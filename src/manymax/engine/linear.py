@@ -18,12 +18,14 @@ from torch import Tensor
 from manymax.engine.autograd import BlockLoss, BlockRows, in_dtype
 from manymax.engine.blocks import Kernel
 from manymax.engine.member import Member
-from manymax.engine.options import Keywords
+from manymax.engine.native_library import resolve
+from manymax.engine.options import HeadOptions, Keywords
 from manymax.engine.ranks import Shards
 from manymax.engine.row_target import RowTarget, check_live, empty_rows, listed, live_classes, row_target
 from manymax.engine.target import Form, Target, read_target
 from manymax.errors import ArgumentError, ArgumentTypeError
 from manymax.ops.checks import working
+from manymax.ops.processor import check_bf16
 from manymax.ops.reduction import reduce
 
 
@@ -155,6 +157,7 @@ def read_call(
     member.takes.check(member.name, target, keywords.label_smoothing)
     if member.kind == "exact":
         check_constant(target, keywords.weight)
+        check_back_end(member, input.device, keywords.options)
         if input.is_meta:  # kernels branch on the values of a block (how large supports are), which meta tensors lack
             raise ArgumentError(
                 "`input` is on the meta device, where blocks have no values to look at: take a plain loss."
@@ -179,6 +182,20 @@ def read_call(
     # Over all rows: a row of probabilities whose classes have weight 0 counts in the mean, as in torch.
     divisor = read.divisor.sum()
     return HeadCall(flat, vectors, bias, live, read, divisor, keywords, shards, input.shape[:-1], dtype)
+
+
+def check_back_end(member: Member, device: torch.device, options: HeadOptions) -> None:
+    """Refuse options that this machine cannot do, or not at a speed that anybody wants."""
+    if options.matmul == "bf16":
+        check_bf16(device, options.allow_slow)
+    if options.demands_native:
+        resolve(options.backend)  # an error if this installation or processor has not got it
+        why = "runs on a CPU alone" if device.type != "cpu" else "has no kernel for this member"
+        if device.type != "cpu" or not member.native:
+            raise ArgumentError(
+                f"`options.backend` is {options.backend!r}, which {why} (the member is {member.name}, the device "
+                f'{device.type}). Leave it out: "auto" takes native code where it serves.'
+            )
 
 
 def check_constant(target: Tensor | Target, weight: Tensor | None) -> None:

@@ -1,4 +1,4 @@
-"""The native back end of members with a sparse map: `options={"compiled": True}`, on a CPU.
+"""The native back end of members with a sparse map: on a CPU.
 
 native_library.py loads the library and calls its functions. Nothing needs the native back end: what it does not do
 (smoothing, float rows, a learned setting, other devices) is done by the member's kernel.py, which is also what its
@@ -19,15 +19,16 @@ SPARSE = 48  # as in rows.h: a row with one class in so many, or fewer, above a 
 
 
 def serves(block: Block) -> bool:
-    """Whether a native kernel can take a block: it is asked for, on a CPU, in float32 or float64."""
+    """Whether a native kernel can take a block: the options do not forbid it, on a CPU, in float32 or float64."""
     scores = block.scores
     fits = scores.device.type == "cpu" and scores.dtype in SUFFIXES and scores.is_contiguous()
-    return block.keywords.options.compiled and fits and scores.shape[1] < 1 << 31  # classes of entries are int32
+    # Classes of entries are int32.
+    return fits and scores.shape[1] < 1 << 31 and resolve(block.keywords.options.backend) is not None
 
 
 def level_of(block: Block) -> str:
     """The level of the native library that a block which it serves is handed to."""
-    level = resolve("native")
+    level = resolve(block.keywords.options.backend)
     assert level is not None
     return level
 

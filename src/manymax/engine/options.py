@@ -7,6 +7,7 @@ new keyword is a new field of `Keywords`: signatures, constructors and checks fo
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from manymax.engine.native_library import BACKENDS
 from manymax.engine.target import check_options, check_weight
 from manymax.errors import ArgumentError, ArgumentTypeError, check_choice, unknown_name
 
@@ -30,11 +32,16 @@ class HeadOptions:
     block_scores: the number of scores held at a time. The number of rows of a block follows from it and from the number
         of classes alone, not from the machine, so that a result is the same bit for bit on every run.
     block_rows: rows of a block, if you want to set them yourself.
-    matmul: "float32", or "bf16" for matmuls in bfloat16 with everything else in float32.
+    matmul: "float32", or "bf16" for matmuls in bfloat16 with everything else in float32. Refused on a processor that is
+        slower with it.
     sparse_grad: give `linear_weight` a gradient of the touched rows only (a sparse COO tensor).
     retain_graph: keep the gradients for another backward; otherwise the first backward frees them.
-    compiled: members with a native kernel run it on a CPU. It is compiled at its first use, which needs a C++
-        compiler. Without effect on other members and devices.
+    backend: "auto" runs the native kernel of a member where there is one that serves, and plain torch elsewhere.
+        "torch" is plain torch; "native" is an error where the native kernel cannot serve; "native-avx512",
+        "native-avx2" and "native-plain" are its levels, each an error where the processor has not got it. The variable
+        MANYMAX_BACKEND of the environment says what "auto" stands for. `manymax doctor` shows what is used, and why.
+    allow_slow: run what this processor is slow at instead of refusing it.
+    compiled: the old name of `backend`. True is "native" where it serves and torch elsewhere; False is "auto".
     """
 
     block_scores: int = 1 << 23  # 32 MB of float32
@@ -42,7 +49,14 @@ class HeadOptions:
     matmul: str = "float32"
     sparse_grad: bool = False
     retain_graph: bool = False
-    compiled: bool = False
+    backend: str = "auto"
+    allow_slow: bool = False
+    compiled: bool | None = None  # None: not given
+
+    @property
+    def demands_native(self) -> bool:
+        """Whether it is an error if the native kernel cannot serve; `compiled=True` never was so strict."""
+        return self.backend.startswith("native") and not self.compiled
 
     def rows(self, num_classes: int) -> int:
         """Rows of a block over `num_classes` classes: `block_rows`, or a multiple of 64 from 64 to 1024."""
@@ -81,11 +95,31 @@ def read_options(options: Options, honoured: frozenset[str] = ALL_OPTIONS, why: 
         value = getattr(options, name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ArgumentError(f"`options.{name}` must be an integer of at least 1; got {value!r}.")
+    check_choice("options.backend", options.backend, BACKENDS)
+    if options.compiled is not None:
+        options = _read_compiled(options)
     # An option that is silently ignored would be taken for one that works: `block_rows` of a sampled head, for example.
     for f in fields(HeadOptions):
-        if f.name not in honoured and getattr(options, f.name) != f.default:
+        value = getattr(options, f.name)
+        # Whatever head it is, "torch" is what it gets: nothing is ignored.
+        if f.name not in honoured and value != f.default and (f.name, value) != ("backend", "torch"):
             raise ArgumentError(f"`options.{f.name}` has no effect on this head: {why}. Leave it out.")
     return options
+
+
+def _read_compiled(options: HeadOptions) -> HeadOptions:
+    """The options that the deprecated `compiled` stands for."""
+    if options.compiled and options.backend == "torch":
+        raise ArgumentError('`options.compiled` and `options.backend="torch"` contradict each other: leave one out.')
+    warnings.warn(
+        "`options.compiled` is deprecated: native kernels are used wherever they serve. Leave it out; "
+        '`backend="native"` demands them, and `backend="torch"` turns them off.',
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    if not options.compiled:
+        return replace(options, compiled=None)
+    return replace(options, backend="native") if options.backend == "auto" else options
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class Computation:
 COMPUTATIONS: Table[Computation] = Table(
     "computation",
     Computation(USUAL, takes=lambda member: True),
-    Computation("compiled", takes=lambda member: member.native, options={"compiled": True}),
+    Computation("compiled", takes=lambda member: member.native, options={"backend": "native"}),
 )
 
 
