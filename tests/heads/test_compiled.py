@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import manymax
+from manymax.engine import native_library
 from manymax.errors import ManymaxError
 from tests.heads.plain import needs_library
 
@@ -45,15 +46,16 @@ def test_rankmax_with_many_positives(positives: int, scale: float) -> None:
 
 
 def compiled_agrees(name: str, scale: float, classes: int, positives: int = 3) -> None:
-    """Fail unless loss and gradients of the native kernel are those of the plain torch kernel."""
+    """Fail unless loss and gradients of the native kernel, at every level, are those of the plain torch kernel."""
     expected = gradients(name, scale, classes, positives, backend="torch")
-    torch.set_num_threads(2)
-    try:
-        found = gradients(name, scale, classes, positives, backend="native")
-    finally:
-        torch.set_num_threads(1)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-6 * float(other.abs().max()))
+    for level in native_library.levels_here():
+        torch.set_num_threads(2)
+        try:
+            found = gradients(name, scale, classes, positives, backend=f"native-{level}")
+        finally:
+            torch.set_num_threads(1)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-6 * float(other.abs().max()))
 
 
 @needs_library

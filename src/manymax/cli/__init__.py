@@ -20,6 +20,10 @@ def main() -> None:
         package = (missing.name or "manymax").partition(".")[0]
         if package in ("manymax", "torch"):  # not a matter of the extra: the installation itself is broken
             raise
+        if sys.argv[1:2] == ["doctor"] and sys.argv[2:] in ([], ["--json"]):  # what is wrong is asked where much is
+            from manymax.cli.doctor_text import print_report
+
+            sys.exit(print_report("--json" in sys.argv))
         sys.exit(f'manymax: the command needs `{package}`. Install it with: pip install "manymax[study]"')
     try:
         build_app()()

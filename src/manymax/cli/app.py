@@ -11,6 +11,7 @@ from manymax.cli.advise import advise
 from manymax.cli.data import data
 from manymax.cli.diagnose import diagnose
 from manymax.cli.docs import docs
+from manymax.cli.doctor import doctor
 from manymax.cli.export import export
 from manymax.cli.losses import losses
 from manymax.cli.plan import plan
@@ -37,8 +38,8 @@ def manymax(
     """The softmax family of losses: what each member is, what is true of it, and which one to use.
 
     To look things up: losses, show, theory. To choose a loss: advise, diagnose, plan. To train and compare models on
-    data: data, train, study, report. To use a trained model: recommend, export. Every command explains itself with
-    --help.
+    data: data, train, study, report. To use a trained model: recommend, export. To look at this machine: doctor. Every
+    command explains itself with --help.
 
     \b
     Examples:
@@ -50,6 +51,7 @@ def manymax(
       manymax advise 1000000       which loss for a million classes, and why
       manymax train                train one model with one loss on built-in data
       manymax study                every member on built-in data, and a report
+      manymax doctor               what losses are computed on here, and how fast that can be
     """
 
 
@@ -75,6 +77,7 @@ def build_app() -> typer.Typer:
     app.command()(export)
     app.command()(study)
     app.command()(report)
+    app.command()(doctor)
     app.command(hidden=True)(docs)
     app.command(hidden=True)(records)
     app.command(hidden=True)(reproduction)

@@ -157,6 +157,22 @@ def _text(library: ctypes.CDLL, function: str) -> str:
     return pointer().decode()
 
 
+def openmp() -> str | None:
+    """The file of the OpenMP library that the kernels share with torch; None if there is none, or it is not known."""
+    if not levels_here() or os.name != "posix":
+        return None
+
+    class Found(ctypes.Structure):  # what `dladdr` tells of an address: the file that it is in comes first
+        _fields_ = (("file", ctypes.c_char_p), *((name, ctypes.c_void_p) for name in ("base", "symbol", "address")))
+
+    process, found = ctypes.CDLL(None), Found()
+    for name in ("GOMP_parallel", "__kmpc_fork_call"):  # by which gcc and clang begin a parallel region
+        function = getattr(process, name, None)
+        if function is not None and process.dladdr(function, ctypes.byref(found)) and found.file:
+            return os.fsdecode(found.file)
+    return None
+
+
 @cache  # once per process
 def _warn_if_stale() -> None:
     """Warn where "auto" falls back to plain torch because somebody has changed a kernel and not compiled it."""
