@@ -56,6 +56,8 @@ class Record(BaseModel):
     epochs: how many were trained. best_epoch: the one whose weights were kept; 0 if there is none.
     valid, test: metrics of the best weights. popularity: test metrics of the popularity ranking.
     seconds: {purpose: seconds}: loading, training, evaluation, saving, and preparing the data.
+    backend: "torch", or "native-" and the level of the native code that computed the loss; None in records of version
+        0.1.0, and of a run that failed before it knew.
     peak_memory_mb: of the process. versions: of packages and Python. machine: system, processor, cores, threads.
     """
 
@@ -73,6 +75,7 @@ class Record(BaseModel):
     test: Metrics = {}
     popularity: Metrics = {}
     seconds: dict[str, float] = {}
+    backend: str | None = None
     peak_memory_mb: float | None = None
     versions: dict[str, str]
     machine: dict[str, Any]

@@ -16,11 +16,12 @@ from functools import wraps
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from manymax.engine.member import Member, Setting
+from manymax.engine.native_library import BACKENDS
 from manymax.errors import ArgumentError, ManymaxError, unknown_name
 from manymax.members import FAMILY, REFERENCE_LOSSES
 from manymax.samplers import SAMPLERS
 from manymax.study.backbones import BACKBONES
-from manymax.study.computations import COMPUTATIONS, computation_names
+from manymax.study.computations import COMPUTATIONS, computation_names, has_native_code
 from manymax.study.groups import ALL_GROUPS, GRADIENT, GROUPS, losses, solver_names
 
 # The options of version 0.1.0 in their order. Records of that version hold the flat form, reports read it, and the hash
@@ -130,7 +131,7 @@ def _fixed_options() -> Iterator[Option]:
     """The options that every run has: the fields of the groups."""
     # What replaces `{}` in a description.
     names: dict[str, Iterable[str]] = {"backbone": BACKBONES, "loss": REFERENCE_LOSSES, "sampler": SAMPLERS}
-    choices = {"solver": tuple(solver_names()), "computation": computation_names()}
+    choices = {"solver": tuple(solver_names()), "computation": computation_names(), "backend": BACKENDS}
     for group, kind in ALL_GROUPS.items():
         for key, field in kind.model_fields.items():
             name = flat_name(group, key)
@@ -198,6 +199,7 @@ def _make_rules() -> Iterator[Rule]:
     yield (*gradient_options, "label_smoothing"), "solver", (GRADIENT,)
     # Which members a computation takes is not asked here: that would import the packages of all computations.
     yield ("computation",), "loss", _names(m for m in members if m.kind == "exact")
+    yield ("backend",), "loss", _names(m for m in members if has_native_code(m))
 
 
 def _rules_of(declared: Declared, chooser: str) -> Iterator[Rule]:

@@ -30,7 +30,8 @@ from manymax.study.records import (
 from manymax.study.run_options import flat
 
 CHECKED_METRIC = "ndcg@20"  # read from every run at once, so that a damaged file is known from the beginning
-LATER_OPTIONS = {"computation": "blocks"}  # options that the oldest records do not have, with the value they had then
+# Options that the oldest records do not have, with the value they would have had then.
+LATER_OPTIONS = {"computation": "blocks", "backend": "auto"}
 
 
 @dataclass(frozen=True, eq=False)
