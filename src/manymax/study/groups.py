@@ -216,10 +216,7 @@ class MachineSettings(Group):
     )
     backend: str = Field(
         "auto",
-        description=(
-            "Native code or plain torch: auto takes native code where there is some for the loss. A run keeps what it "
-            "began with, also when it is resumed."
-        ),
+        description="Plain torch or native code, which auto takes where it serves; a resumed run keeps what it had.",
     )
 
     @field_validator("computation")

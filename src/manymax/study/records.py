@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
 from torch import Tensor, distributed
 
 from manymax.errors import ManymaxError
@@ -79,6 +79,14 @@ class Record(BaseModel):
     peak_memory_mb: float | None = None
     versions: dict[str, str]
     machine: dict[str, Any]
+
+    @model_serializer(mode="wrap")
+    def _without_unknown(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """The fields; `backend` is left out where it is not known, so that old records are written as they were."""
+        content: dict[str, Any] = serialise(self)
+        if self.backend is None:
+            del content["backend"]
+        return content
 
     @property
     def final(self) -> bool:

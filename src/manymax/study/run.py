@@ -51,7 +51,7 @@ from manymax.study.records import (
     write_vocabulary,
 )
 from manymax.study.run_head import build_head, choose_backend
-from manymax.study.run_options import flat
+from manymax.study.run_options import LATER_OPTIONS, flat
 from manymax.study.seeds import generator
 from manymax.study.supervisor import Diverged, ProgressReporter, Stopped, TrainingSupervisor
 from manymax.study.train import Model, build_optimizer, follow, train
@@ -155,7 +155,7 @@ def _check_same(config: RunConfig, folder: Path) -> None:
         raise ManymaxError(f"{folder / SETTINGS_FILE} holds no settings of a run. Remove it, or choose another folder.")
     if stored.get("hash") == config.content_hash():
         return
-    now, before = config.flat(), flat(stored["settings"])
+    now, before = config.flat(), {**LATER_OPTIONS, **flat(stored["settings"])}
     different = [name for name in {**now, **before} if now.get(name) != before.get(name)]
     raise ManymaxError(
         f"{folder} holds a run with other settings ({', '.join(different) or 'another version'}): choose another"

@@ -25,7 +25,7 @@ from manymax.study.computations import COMPUTATIONS, computation_names, has_nati
 from manymax.study.groups import ALL_GROUPS, GRADIENT, GROUPS, losses, solver_names
 
 # The options of version 0.1.0 in their order. Records of that version hold the flat form, reports read it, and the hash
-# of a run is computed from it: neither names nor order may change. Later options come after these.
+# of a run is computed from it: neither names nor order may change. Later options of all runs follow at the end.
 FLAT_FORM = (
     *("data", "columns", "preset", "min_rating", "k_core", "size", "name", "split"),
     *("backbone", "dim", "layers", "attention_heads", "hidden", "dropout", "max_length", "positions"),
@@ -35,7 +35,11 @@ FLAT_FORM = (
     *("multilabel", "label_smoothing", "computation", "solver", "ridge", "ridge_power", "positive_weight"),
     *("lr", "weight_decay", "batch_size", "batches", "chunk", "accumulate", "clip", "bf16", "threads"),
     *("epochs", "patience", "eval_every", "cutoffs", "monitor", "seed"),
+    "backend",
 )
+
+# Options that the oldest records do not have, with the value that they would have had.
+LATER_OPTIONS = {"computation": "blocks", "backend": "auto"}
 
 # Options whose unset value is None: several rows declare them, with different defaults, and None means the row's own.
 LEFT_TO_THE_ROW = ("hit_policy",)

@@ -27,11 +27,9 @@ from manymax.study.records import (
     read_record,
     read_table,
 )
-from manymax.study.run_options import flat
+from manymax.study.run_options import LATER_OPTIONS, flat
 
 CHECKED_METRIC = "ndcg@20"  # read from every run at once, so that a damaged file is known from the beginning
-# Options that the oldest records do not have, with the value they would have had then.
-LATER_OPTIONS = {"computation": "blocks", "backend": "auto"}
 
 
 @dataclass(frozen=True, eq=False)
