@@ -56,6 +56,25 @@ class Sparse:
     values: Tensor  # an entry may occur several times, and its values are then summed
 
 
+@dataclass(frozen=True)
+class Mixed:
+    """The gradient of a block as a native kernel leaves it in place of the scores: each row is dense or packed.
+
+    A packed row has the values of its entries at the beginning, row coefficients included, and their classes, ascending
+    int32 numbers, from its middle on. See engine/rows.h.
+
+    table: (n, C'), padding included.
+    count: (n,) int64, the number of entries of a packed row; -1 of a dense row.
+    scale: (n,) the factor of each dense row.
+    level: the dispatch level of the native library, for the functions that read packed rows.
+    """
+
+    table: Tensor
+    count: Tensor
+    scale: Tensor
+    level: str
+
+
 def merged(*columns: Tensor) -> Sparse:
     """One list of entries from two: rows, classes and values of the first, then of the second, (K,) each.
 
@@ -75,7 +94,7 @@ class BlockResult:
     """
 
     losses: Tensor  # on several ranks the same on each: a kernel completes its sums before it returns
-    parts: list[Dense | Sparse] = field(default_factory=list)
+    parts: list[Dense | Sparse | Mixed] = field(default_factory=list)
     grad_setting: Tensor | None = None
 
 
@@ -114,8 +133,10 @@ class Kernel:
     omega: the regulariser Omega of the normalized form, from rows on the simplex (n, P) or (n, C), of which zeros may
         be left out, to (n,). Where there is a setting it is passed as the keyword `setting`. None where the normalized
         form is the loss divided by |t| and nothing more.
+    native: whether `run` hands blocks to the native back end where that serves them.
     """
 
     run: Callable[[Block], BlockResult]
     setting: Tensor | None = None  # an argument of the autograd function, which is how it gets a gradient
     omega: Callable[..., Tensor] | None = None
+    native: bool = False

@@ -1,20 +1,100 @@
-// What every member with a native kernel needs beside its own rows: to collect the entries that rows were replaced by,
-// and to find the scores above a cut.
+// What every member with a native kernel needs beside its own rows: to add the gradient of packed rows to the gradients
+// of queries and class vectors, to move dense rows together, to list entries, and to find the scores above a cut.
 
-#include "export.h"
 #include "rows.h"
 
 namespace {
+
+constexpr int64_t WIDTH = 64;  // numbers of a vector that are summed in registers at a time
+
+template <typename T>
+const int32_t* classes_of(const T* row, int64_t stride) {
+  return reinterpret_cast<const int32_t*>(row + stride / 2);  // where Row::pack() put them
+}
+
+// to[0..size) += sum_k values[k] x table[classes[k]]: each vector is read once, and the sums stay in registers.
+template <typename T>
+void add_vectors(const T* values, const int32_t* classes, int64_t count, const T* table, int64_t d, T* to) {
+  for (int64_t start = 0; start < d; start += WIDTH) {
+    const int64_t size = std::min(WIDTH, d - start);
+    T sum[WIDTH] = {};
+    for (int64_t k = 0; k < count; ++k) {
+      const T* const from = table + classes[k] * d + start;
+      const T value = values[k];
+      if (size == WIDTH) {  // of a fixed length, so that the compiler keeps the sums in registers
+#pragma omp simd
+        for (int64_t i = 0; i < WIDTH; ++i) sum[i] += value * from[i];
+      } else {
+#pragma omp simd
+        for (int64_t i = 0; i < size; ++i) sum[i] += value * from[i];
+      }
+    }
+    for (int64_t i = 0; i < size; ++i) to[start + i] += sum[i];
+  }
+}
+
+// grad_input[r] += sum of value x class vector over the entries of packed row r.
+template <typename T>
+void add_to_input(const T* table, int64_t n, int64_t stride, const int64_t* count, const T* vectors, int64_t d,
+                  T* grad_input, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
+  for (int64_t r = 0; r < n; ++r) {
+    const T* const row = table + r * stride;
+    if (count[r] > 0) add_vectors(row, classes_of(row, stride), count[r], vectors, d, grad_input + r * d);
+  }
+}
+
+// grad_vectors[c] += value x query, and grad_bias[c] += value, over the entries of all packed rows.
+//
+// A thread takes a range of classes at a time, of which it alone writes the gradient: no two threads meet, and each
+// class sums its rows in their order, whatever the number of threads. A range is so short that its gradients stay in
+// cache from row to row.
+template <typename T>
+void add_to_vectors(const T* table, int64_t n, int64_t stride, int64_t classes, const int64_t* count, const T* input,
+                    int64_t d, T* grad_vectors, T* grad_bias, int threads) {
+  // 2^16 numbers are 256 KB of float32; and enough ranges that popular classes in one of them keep no thread waiting.
+  const int64_t fit = std::max<int64_t>(64, (int64_t(1) << 16) / std::max<int64_t>(1, d));
+  const int64_t range = std::max<int64_t>(16, std::min(fit, classes / 32));
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
+  for (int64_t first = 0; first < classes; first += range) {
+    const int64_t last = std::min(classes, first + range);
+    for (int64_t r = 0; r < n; ++r) {
+      if (count[r] <= 0) continue;
+      const T *const row = table + r * stride, *const x = input + r * d;
+      const int32_t *const at = classes_of(row, stride), *const end = at + count[r];
+      for (const int32_t* c = std::lower_bound(at, end, static_cast<int32_t>(first)); c != end && *c < last; ++c) {
+        const T value = row[c - at];
+        if (grad_bias) grad_bias[*c] += value;
+        if (!grad_vectors) continue;
+        T* const to = grad_vectors + static_cast<int64_t>(*c) * d;
+#pragma omp simd
+        for (int64_t i = 0; i < d; ++i) to[i] += value * x[i];
+      }
+    }
+  }
+}
+
+// Move the dense rows (count -1) of a table to its beginning, in their order. On one thread: a row moves onto one that
+// may have to move itself.
+template <typename T>
+void move_dense_rows(T* table, int64_t n, int64_t stride, const int64_t* count) {
+  int64_t to = 0;
+  for (int64_t r = 0; r < n; ++r) {
+    if (count[r] >= 0) continue;
+    if (to != r) std::memcpy(table + to * stride, table + r * stride, stride * sizeof(T));
+    ++to;
+  }
+}
 
 // Collect the entries of all rows into three lists, one row after the other. Rows without entries, or with a dense
 // gradient (count -1), add none. On one thread: it is a copy of what is few by definition, and the place of an entry in
 // the lists follows from the counts of all rows before.
 template <typename T>
-void entries(const T* scores, int64_t n, int64_t stride, const int64_t* count, int64_t* row, int64_t* at, T* values) {
+void list_entries(const T* table, int64_t n, int64_t stride, const int64_t* count, int64_t* row, int64_t* at,
+                  T* values) {
   for (int64_t r = 0; r < n; ++r) {
-    const T* from = scores + r * stride;
-    // From the middle of the row on, where Row::keep() put them.
-    const int32_t* places = reinterpret_cast<const int32_t*>(from + stride / 2);
+    const T* const from = table + r * stride;
+    const int32_t* const places = classes_of(from, stride);
     for (int64_t k = 0; k < count[r]; ++k) {
       *row++ = r;
       *at++ = places[k];
@@ -23,49 +103,52 @@ void entries(const T* scores, int64_t n, int64_t stride, const int64_t* count, i
   }
 }
 
-// How many scores of each row are above origin + cut, so that the caller can choose rows and make room for them.
+// The scores of each row that are above origin + cut, and how many; rows with more than one class in SPARSE get the
+// count -1. They become packed rows: the scores themselves at the beginning, their classes from the middle on.
 template <typename T>
-void count_above(T* scores, int64_t n, int64_t stride, int64_t classes, const T* origin, const T* cut,
-                 int64_t* count, int threads) {
-  for_rows(scores, n, stride, classes, threads,
-           [&](int64_t r, Row<T>& row) { count[r] = row.above(origin[r], cut[r]); });
-}
-
-// Those scores and their classes. Row r goes into row place[r] of `found` and `ids`, which have `width` columns; rows
-// with a negative place are left out. Columns beyond a row's number of scores stay as they are, at -inf.
-template <typename T>
-void gather_above(T* scores, int64_t n, int64_t stride, int64_t classes, const T* origin, const T* cut,
-                  int64_t width, const int64_t* place, T* found, int64_t* ids, int threads) {
+void pack_above(T* scores, int64_t n, int64_t stride, int64_t classes, const T* origin, const T* cut, int64_t* count,
+                int threads) {
   for_rows(scores, n, stride, classes, threads, [&](int64_t r, Row<T>& row) {
-    if (place[r] < 0) return;
+    row.scan();
     row.gather(origin[r], cut[r]);
-    // The width is the largest count of these rows; the minimum guards the memory if scores changed in between.
-    const auto size = std::min(width, static_cast<int64_t>(row.at.size()));
-    for (int64_t k = 0; k < size; ++k) {
-      // The score itself and not its distance from the origin: callers subtract a maximum of their own.
-      found[place[r] * width + k] = row.scores[row.at[k]];
-      ids[place[r] * width + k] = row.at[k];
+    const auto size = static_cast<int64_t>(row.at.size());
+    if (size * SPARSE > classes) {
+      count[r] = -1;
+      return;
     }
+    // The score itself and not its distance from the origin: callers subtract a maximum of their own.
+    row.values.resize(size);
+    for (int64_t k = 0; k < size; ++k) row.found[k] = row.scores[row.at[k]];
+    std::copy(row.found.begin(), row.found.end(), row.scores);
+    std::copy(row.at.begin(), row.at.end(), reinterpret_cast<int32_t*>(row.scores + row.half));
+    count[r] = size;
   });
 }
 
 }  // namespace
 
-// C names, one for each precision, which ctypes finds by name: nothing of torch is linked, so that a compiled file
-// works with every version of it.
+// C names, one for each precision, which ctypes finds by name: nothing of torch is linked, so that a library works with
+// every version of it.
 #define EXPORT(T, SUFFIX)                                                                                              \
-  NATIVE void entries_##SUFFIX(const T* scores, int64_t n, int64_t stride, const int64_t* count, int64_t* row,         \
-                                   int64_t* at, T* values) {                                                           \
-    entries<T>(scores, n, stride, count, row, at, values);                                                             \
+  NATIVE void add_to_input_##SUFFIX(const T* table, int64_t n, int64_t stride, const int64_t* count,          \
+                                            const T* vectors, int64_t d, T* grad_input, int threads) {                \
+    add_to_input(table, n, stride, count, vectors, d, grad_input, threads);                                           \
   }                                                                                                                    \
-  NATIVE void count_above_##SUFFIX(T* scores, int64_t n, int64_t stride, int64_t classes, const T* origin,             \
-                                       const T* cut, int64_t* count, int threads) {                                    \
-    count_above<T>(scores, n, stride, classes, origin, cut, count, threads);                                           \
+  NATIVE void add_to_vectors_##SUFFIX(const T* table, int64_t n, int64_t stride, int64_t classes,             \
+                                              const int64_t* count, const T* input, int64_t d, T* grad_vectors,       \
+                                              T* grad_bias, int threads) {                                            \
+    add_to_vectors(table, n, stride, classes, count, input, d, grad_vectors, grad_bias, threads);                     \
   }                                                                                                                    \
-  NATIVE void gather_above_##SUFFIX(T* scores, int64_t n, int64_t stride, int64_t classes, const T* origin,            \
-                                        const T* cut, int64_t width, const int64_t* place, T* found, int64_t* ids,     \
-                                        int threads) {                                                                 \
-    gather_above<T>(scores, n, stride, classes, origin, cut, width, place, found, ids, threads);                       \
+  NATIVE void move_dense_rows_##SUFFIX(T* table, int64_t n, int64_t stride, const int64_t* count) {           \
+    move_dense_rows(table, n, stride, count);                                                                         \
+  }                                                                                                                    \
+  NATIVE void list_entries_##SUFFIX(const T* table, int64_t n, int64_t stride, const int64_t* count,          \
+                                            int64_t* row, int64_t* at, T* values) {                                   \
+    list_entries(table, n, stride, count, row, at, values);                                                           \
+  }                                                                                                                    \
+  NATIVE void pack_above_##SUFFIX(T* scores, int64_t n, int64_t stride, int64_t classes, const T* origin,     \
+                                          const T* cut, int64_t* count, int threads) {                                \
+    pack_above(scores, n, stride, classes, origin, cut, count, threads);                                              \
   }
 
 EXPORT(float, float32)

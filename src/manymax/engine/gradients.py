@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from manymax.engine.blocks import Dense, Sparse
+from manymax.engine import native
+from manymax.engine.blocks import Dense, Mixed, Sparse
 
 
 @dataclass
@@ -47,15 +48,49 @@ class Gradients:
         """The number of columns of a table that are classes; those beyond are padding."""
         return self.vectors.shape[0]
 
-    def add(self, start: int, part: Dense | Sparse) -> None:
+    def add(self, start: int, part: Dense | Sparse | Mixed) -> None:
         """Add a part of the gradient of the block that begins at row `start`."""
-        if isinstance(part, Sparse):
+        if isinstance(part, Mixed):
+            self._add_mixed(start, part)
+        elif isinstance(part, Dense):
+            self._add_dense(start, part)
+        elif len(part.rows):
             # Entries are collected over blocks, because sorting and summing many at once costs less per entry than few
             # at a time; but never more of them than a block has scores, or they would take more memory than the block.
             if sum(len(entry.rows) for entry in (*self.entries, part)) > self.budget:
                 self._add_entries()
             self.entries.append(replace(part, rows=part.rows + start))
+
+    def _add_mixed(self, start: int, part: Mixed) -> None:
+        """Add packed rows entry by entry, and dense rows through matmuls."""
+        dense = part.count < 0
+        num_dense, n = int(dense.sum()), len(part.count)
+        if num_dense < n:
+            self._add_packed(start, part)
+        if num_dense == n:
+            self._add_dense(start, Dense(part.table, part.scale))
+        elif num_dense:
+            # Within the table: a copy of the dense rows would be fresh memory, which costs more than moving them.
+            native.move_dense_rows(part)
+            rows = dense.nonzero().squeeze(1)
+            self._add_dense(start, Dense(part.table[:num_dense], part.scale[rows], rows))
+
+    def _add_packed(self, start: int, part: Mixed) -> None:
+        """Add the packed rows of a part."""
+        if self.sparse_grad or not (self.input.is_contiguous() and self.vectors.is_contiguous()):
+            # Which rows of the gradient exist is known when all entries are; and C reads memory as it lies.
+            self.add(start, native.list_entries(part))
             return
+        rows = slice(start, start + len(part.count))
+        if self.grad_input is not None:
+            native.add_to_input(part, self.vectors, self.grad_input[rows])
+        if self.wants[1] and self.grad_vectors is None:
+            self.grad_vectors = self.input.new_zeros(self.vectors.shape)
+        if self.wants[1] or self.wants[2]:
+            native.add_to_vectors(part, self.input[rows], self.grad_vectors, self.grad_bias, self.num_classes)
+
+    def _add_dense(self, start: int, part: Dense) -> None:
+        """Add dense rows: a matmul for each gradient."""
         size = part.table.shape[0]
         rows: slice | Tensor = slice(start, start + size) if part.rows is None else part.rows + start
         # Under matmul="bf16" the two products below run in bfloat16 too; otherwise this is a view and no copy.

@@ -1,8 +1,9 @@
-"""The native back end of members with a sparse map: on a CPU.
+"""The native back end of exact members: blocks of scores go through C++ kernels instead of a dozen torch operations.
 
-native_library.py loads the library and calls its functions. Nothing needs the native back end: what it does not do
-(smoothing, float rows, a learned setting, other devices) is done by the member's kernel.py, which is also what its
-results are tested against.
+A member's kernel.cpp works on one row after the other while it is in cache; `engine/native_library.py` loads what was
+compiled of it. Nothing needs the native back end: a member's kernel.py does the same in plain torch, on any device, and
+is what the results are tested against. The gradient comes back as a `Mixed` part, which `Gradients` adds up through the
+functions at the end of this file.
 """
 
 from __future__ import annotations
@@ -10,115 +11,141 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from manymax.engine.blocks import Block, Dense, Sparse
+from manymax.engine.blocks import Block, Mixed, Sparse
 from manymax.engine.native_library import SUFFIXES, call, resolve
-from manymax.ops import simplex
-from manymax.ops.checks import check_finite
-
-SPARSE = 48  # as in rows.h: a row with one class in so many, or fewer, above a cut gives them as a list
+from manymax.errors import ManymaxError
+from manymax.ops.checks import visible
 
 
-def serves(block: Block) -> bool:
-    """Whether a native kernel can take a block: the options do not forbid it, on a CPU, in float32 or float64."""
-    scores = block.scores
-    fits = scores.device.type == "cpu" and scores.dtype in SUFFIXES and scores.is_contiguous()
-    # Classes of entries are int32.
-    return fits and scores.shape[1] < 1 << 31 and resolve(block.keywords.options.backend) is not None
+def level_for(block: Block) -> str | None:
+    """The dispatch level of the native library that serves a block; None where plain torch does.
 
-
-def level_of(block: Block) -> str:
-    """The level of the native library that a block which it serves is handed to."""
-    level = resolve(block.keywords.options.backend)
-    assert level is not None
-    return level
-
-
-def lists_positives(block: Block) -> bool:
-    """Whether a block has listed positives and no label smoothing.
-
-    The C++ kernels read lists of ids; and smoothing gives every class a part of the target, so that no gradient has
-    few entries.
+    Raises:
+        ManymaxError: where `options.backend` demands the native back end and it cannot serve the block.
     """
-    return block.target.ids is not None and block.target.share is None
+    backend, scores = block.keywords.options.backend, block.scores
+    level = resolve(backend)
+    if level is None:
+        return None
+    reason = None
+    if not visible(scores):  # on another device, or without values to read
+        reason = f"it takes tensors on the CPU, in eager mode; got one on {scores.device.type}"
+    elif scores.dtype not in SUFFIXES:
+        reason = f"it takes float32 and float64; got {scores.dtype}"
+    elif scores.shape[1] >= 1 << 31:  # entries have int32 classes
+        reason = f"it takes fewer than 2^31 classes; got {block.num_classes}"
+    if reason is None:
+        return level
+    if backend.startswith("native"):
+        raise ManymaxError(f"`options.backend={backend!r}` cannot serve this call: {reason}. Take 'auto' or 'torch'.")
+    return None
 
 
-def run(
-    block: Block, function: str, variant: int = 0, labels: Tensor | None = None
-) -> tuple[Tensor, Tensor, list[Dense | Sparse]]:
-    """Run a member's native kernel on a block; the gradient takes the place of the scores.
+class KernelCall:
+    """The arguments that all native kernels share, for one block, and what they return.
 
-    Args:
-        block: with all classes of its rows: a rank that holds some of them cannot finish a row by itself.
-        function: the C function of the member, without the suffix of its precision.
-        variant: a number that tells the kernel which of its formulas to use.
-        labels: (n, P) scores of the positives, lowest first, for a member that needs them.
-
-    Returns:
-        Maxima (n, 1), values of the rows (n,) in float64, and the parts of the gradient. The values are Omega*(s) -
-        max s, or the losses, as the member's kernel defines them.
+    maximum: (n, 1) largest score of each row, an argument of kernels whose rows are split over ranks.
+    value: (n,) float64, what the member's kernel sums up in each row.
+    scale: (n,) factor of a dense row that is not multiplied into it.
+    count: (n,) number of entries of a packed row, -1 of a dense one.
     """
-    target, scores = block.target, block.scores
-    assert target.ids is not None
-    n, stride = scores.shape  # the stride counts padding, which the kernel must step over but not look at
-    maximum, count = scores.new_empty(n, 1), torch.empty(n, dtype=torch.long)
-    value = torch.empty(n, dtype=torch.float64)  # as the kernel sums them; the member rounds them at the end
-    # C reads memory as it lies: one dtype, no strides. The names also keep the copies alive until the call returns.
-    ids, weights, total = (x.contiguous() for x in (target.ids, target.weights.to(scores), target.total.to(scores)))
-    coefficient = None if target.coefficient is None else target.coefficient.to(scores).contiguous()
-    labels = None if labels is None else labels.contiguous()
-    given = scores, n, stride, block.num_classes, ids, weights, ids.shape[1], total, coefficient
-    call(level_of(block), function, scores, *given, maximum, value, count, labels, numbers=(variant,), threads=True)
-    check_finite(maximum)  # a row with nan or +inf was left alone
-    if coefficient is None:
-        return maximum, value, []
-    parts: list[Dense | Sparse] = []
-    wide, entries = (count < 0).nonzero().squeeze(1), count.clamp(min=0)
-    size = int(entries.sum())
-    rows, classes, values = entries.new_empty(size), entries.new_empty(size), scores.new_empty(size)
-    # Before any row is cleared below: entries are stored in the rows themselves.
-    call(level_of(block), "entries", scores, scores, n, stride, count, rows, classes, values)
-    # The coefficient of the dense parts is 1: the C code has multiplied it in.
-    if len(wide) > n // 2:
-        # Most rows are dense. The whole block goes into the products, with zeros for the sparse rows: a copy of the
-        # dense rows would be almost as large as the block.
-        if len(wide) < n:
-            scores[count >= 0] = 0
-        parts.append(Dense(scores, scores.new_ones(n)))
-    elif len(wide):
-        parts.append(Dense(scores[wide], scores.new_ones(len(wide)), wide))
-    if size:
-        parts.append(Sparse(rows, classes, values))
-    return maximum, value, parts
+
+    def __init__(self, block: Block, level: str, maximum: Tensor | None = None, count: Tensor | None = None) -> None:
+        scores, target = block.scores, block.target
+        n, self.stride = scores.shape  # the stride counts padding, which kernels must step over but not look at
+        self.scores, self.level, self.num_classes = scores, level, block.num_classes
+        self.maximum = scores.new_empty(n, 1) if maximum is None else maximum.contiguous()
+        self.value = torch.empty(n, dtype=torch.float64)  # as kernels sum them; the member rounds them at the end
+        self.scale = scores.new_empty(n)
+        self.count = torch.empty(n, dtype=torch.long) if count is None else count
+
+        # C reads memory as it lies: one dtype, no strides. The attributes keep the copies alive until the call returns.
+        def plain(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values.to(scores.dtype).contiguous()
+
+        self.ids = None if target.ids is None else target.ids.contiguous()
+        self.weights, self.share = plain(target.weights), plain(target.share)
+        self.class_weight, self.total = plain(target.class_weight), plain(target.total)
+        self.coefficient = plain(target.coefficient)
+
+    def run(self, function: str, *more: Tensor | int | None) -> None:
+        """Call a kernel with the shared arguments and `more`. The gradient takes the place of the scores."""
+        assert self.weights is not None
+        call(
+            self.level,
+            function,
+            self.scores,
+            *(self.scores, len(self.scores), self.stride, self.num_classes),
+            *(self.ids, self.weights, self.weights.shape[1], self.share, self.class_weight),
+            *(self.total, self.coefficient, self.maximum, self.value, self.scale, self.count),
+            *more,
+            threads=True,
+        )
+
+    @property
+    def parts(self) -> list[Mixed]:
+        """The gradient, for a `BlockResult`; empty if none is wanted."""
+        return [] if self.coefficient is None else [Mixed(self.scores, self.count, self.scale, self.level)]
 
 
-def collect(
-    level: str, scores: Tensor, num_classes: int, maximum: Tensor, origin: Tensor, cut: Tensor
-) -> tuple[list[simplex.Candidates], Tensor]:
-    """The native form of `ops.simplex.collect`: the classes with s - origin > cut, for rows that have few of them.
+def pack_above(block: Block, level: str, origin: Tensor, cut: Tensor) -> Tensor:
+    """Replace rows with few scores above origin + cut by these, in packed form; returns the counts (n,), -1 for others.
 
     For ranks that share the classes of a row: which of them can be in the support is decided by a bound that all ranks
     know, before any of them can finish the row.
 
     Args:
-        level: of the native library, as `level_of` gives it.
-        scores: (n, stride), of which the first num_classes columns are classes.
-        num_classes: classes of this rank.
-        maximum, origin, cut: (n, 1).
-
-    Returns:
-        Candidates of the rows with at most one class in `SPARSE` above the cut, and the other rows (m,).
+        block: the scores of this rank.
+        level: the dispatch level.
+        origin, cut: (n, 1).
     """
+    scores = block.scores
     n, stride = scores.shape
     count = torch.empty(n, dtype=torch.long)
-    where = scores, n, stride, num_classes, origin.to(scores).contiguous(), cut.to(scores).contiguous()
-    call(level, "count_above", scores, *where, count, threads=True)
-    few = count * SPARSE <= num_classes  # counted first, so that the table below has as many columns as are needed
-    rows, wide = few.nonzero().squeeze(1), (~few).nonzero().squeeze(1)
-    if not len(rows):
-        return [], wide
-    width = max(1, int(count[rows].max()))
-    place = torch.where(few, few.cumsum(0) - 1, -1)  # the rows that are taken are numbered; -1 leaves a row out
-    found = scores.new_full((len(rows), width), -torch.inf)
-    ids = torch.zeros(len(rows), width, dtype=torch.long)
-    call(level, "gather_above", scores, *where, width, place, found, ids, threads=True)
-    return [simplex.Candidates(rows, maximum[rows], found, ids)], wide
+    bounds = origin.to(scores).contiguous(), cut.to(scores).contiguous()
+    call(level, "pack_above", scores, scores, n, stride, block.num_classes, *bounds, count, threads=True)
+    return count
+
+
+# Gradients of packed rows ------------------------------------------------------------------------
+
+
+def add_to_input(part: Mixed, vectors: Tensor, grad_input: Tensor) -> None:
+    """grad_input[r] += sum of value x class vector over the entries of each packed row r, in place.
+
+    Args:
+        part: n rows.
+        vectors: (C, d). grad_input: (n, d). Both contiguous and in the dtype of the scores.
+    """
+    n, stride = part.table.shape
+    arguments = part.table, n, stride, part.count, vectors, vectors.shape[1], grad_input
+    call(part.level, "add_to_input", part.table, *arguments, threads=True)
+
+
+def add_to_vectors(part: Mixed, input: Tensor, grad_vectors: Tensor | None, grad_bias: Tensor | None, C: int) -> None:
+    """grad_vectors[c] += value x query and grad_bias[c] += value over the entries of packed rows, in place.
+
+    Args:
+        part: n rows.
+        input: (n, d) their queries.
+        grad_vectors: (C, d), grad_bias: (C,), or None where one is not wanted. All contiguous.
+        C: the number of classes.
+    """
+    n, stride = part.table.shape
+    arguments = part.table, n, stride, C, part.count, input, input.shape[1], grad_vectors, grad_bias
+    call(part.level, "add_to_vectors", part.table, *arguments, threads=True)
+
+
+def move_dense_rows(part: Mixed) -> None:
+    """Move the dense rows of a table to its beginning, in their order; packed rows are overwritten."""
+    call(part.level, "move_dense_rows", part.table, part.table, *part.table.shape, part.count)
+
+
+def list_entries(part: Mixed) -> Sparse:
+    """The entries of all packed rows, one row after the other."""
+    n, stride = part.table.shape
+    size = int(part.count.clamp(min=0).sum())
+    rows, classes = part.count.new_empty(size), part.count.new_empty(size)
+    values = part.table.new_empty(size)
+    call(part.level, "list_entries", part.table, part.table, n, stride, part.count, rows, classes, values)
+    return Sparse(rows, classes, values)

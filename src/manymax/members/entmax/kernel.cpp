@@ -1,250 +1,393 @@
-// Entmax of rows of scores, for alpha = 1.5 and for alpha = 2, which is sparsemax. See engine/rows.h for what a row is
-// replaced by, and ops/levels.py for the search.
+// Entmax of rows of scores, for every alpha in (1, 2]. See engine/rows.h for what a row is replaced by, and
+// ops/levels.py for the search and for the two forms of the level.
 //
-// With beta = alpha - 1 a row has p = u^(1/beta), u = max(0, w + beta (s - max s)), and a level w at which the p sum
-// to 1. Both values of alpha are compiled on their own: their powers are u and u * u, which are vectorised, while with
-// a general pow a step takes three times as long as one of softmax.
+// With beta = alpha - 1 and d = s - max s a row has p = u^(1/beta), u = max(0, w + beta d), and a level w at which the p
+// sum to 1. Below beta = 1/4 the level is kept as v = (w - 1) / beta. Four kinds of power are compiled on their own:
+// those of alpha = 2 and 1.5 are u and u * u, while a general one takes a logarithm and an exponential.
 
-#include "export.h"
 #include "rows.h"
+#include "vector_math.h"
 
 namespace {
 
-constexpr int ENTMAX_15 = 1, SPARSEMAX = 2;  // the variants, as level_search.py numbers them
-constexpr int64_t GROUP = 16;                // one class in so many is looked at to find a level to start from
-constexpr int MOST_STEPS = 60;               // about 6 are taken; no loop may run forever, whatever the scores are
+enum class Kind { sparsemax, half, power, log_power };
+
+constexpr int MOST_STEPS = 60;    // about 6 are taken; no loop may run forever, whatever the scores are
+constexpr double SLACK = 1e-5;    // by how much a cut is lowered for the rounding of the level: no class gets lost
 
 struct Sums {
-  double total = 0, slope = 0;  // F = sum p and A = sum p^(1 - beta), of which A / beta is the slope of F in w
-  int64_t support = 0;          // classes with p > 0
+  double total = 0, slope = 0, curve = 0;  // F = sum p, A = sum p / u and B = sum p / u^2 over the support
+  int64_t support = 0;                     // classes with p > 0
 };
 
-// The sums at level w over scores s - offset. The difference is taken in T, where that of two nearby numbers is exact;
-// U is the precision of the sums within a piece of 256 classes. Pieces are added up in double: a float that has summed
-// a million terms would lose the small ones.
-template <int VARIANT, typename U, typename T>
-Sums sums(const T* s, int64_t n, T offset, double w) {
-  Sums out;
-  const U level = static_cast<U>(w), beta = static_cast<U>(VARIANT == SPARSEMAX ? 1.0 : 0.5);
-  for (int64_t start = 0; start < n; start += PIECE) {
-    const int64_t end = std::min(n, start + PIECE);
-    U first = 0, second = 0;
-    int32_t inside = 0;
-    // No branches, so that the loop is vectorised. A masked class has u0 = -inf and adds nothing.
-#pragma omp simd reduction(+ : first, second, inside)
-    for (int64_t c = start; c < end; ++c) {
-      const U u0 = level + beta * static_cast<U>(s[c] - offset);
-      const U u = u0 > 0 ? u0 : 0;
-      first += u;
-      second += u * u;
-      inside += u0 > 0;
+// Probabilities at a level, in the precision U.
+template <Kind K, typename U>
+struct Power {
+  U level, beta, inverse;
+
+  Power(double level, double beta)
+      : level(static_cast<U>(level)), beta(static_cast<U>(beta)), inverse(static_cast<U>(1 / beta)) {}
+
+  // u for d = s - max s; negative or 0 outside of the support, -inf at a masked class.
+  INLINE U base(U d) const {
+    if (K == Kind::sparsemax) return level + d;
+    if (K == Kind::half) return level + U(0.5) * d;
+    if (K == Kind::power) return level + beta * d;
+    return U(1) + beta * (level + d);  // the sum first: w + beta d would round digits of v away
+  }
+
+  // p, p / u and p / u^2 from u = base(d). No branch, so that loops are vectorised.
+  INLINE void terms(U d, U u, U& p, U& slope, U& curve) const {
+    curve = 0;  // not needed for sparsemax; for half it is the size of the support
+    if (K == Kind::sparsemax) {
+      p = u > 0 ? u : 0;
+      slope = u > 0 ? U(1) : U(0);
+    } else if (K == Kind::half) {
+      slope = u > 0 ? u : 0;
+      p = slope * slope;
+    } else {
+      // Outside of the support the logarithm gets a harmless number and p is set to 0.
+      const bool inside = u > std::numeric_limits<U>::min();
+      const U kept = inside ? u : U(1);
+      const U log_u = K == Kind::power ? log_of(kept) : log1p_of(inside ? beta * (level + d) : U(0));
+      p = inside ? exp_of(log_u * inverse) : U(0);
+      const U reciprocal = U(1) / kept;
+      slope = p * reciprocal;
+      curve = slope * reciprocal;
     }
-    // sparsemax: p = u, p^0 = 1; entmax-1.5: p = u^2, p^(1/2) = u
-    out.total += VARIANT == SPARSEMAX ? first : second;
-    out.slope += VARIANT == SPARSEMAX ? inside : first;
-    out.support += inside;
   }
-  return out;
-}
+};
 
-// How far one Newton step on F^beta = mass^beta lowers the level. F^beta is convex in w, so that a step from either
-// side ends above the root.
-template <int VARIANT>
-double step(const Sums& f, double mass = 1) {
-  return (f.total - (VARIANT == SPARSEMAX ? mass : std::sqrt(mass * f.total))) / f.slope;
-}
+// What the search and the end of a row share: alpha, and what follows from it.
+template <Kind K>
+struct Entmax {
+  double alpha, beta;
 
-// A level to start from, found on every 16th class: these should sum to about their share of the classes, `mass`. A
-// sample may miss the support or be far off, so the result is kept within what p_top can be, from 1/C to 1.
-template <int VARIANT, typename T>
-double start(Row<T>& row, T top) {
-  row.found.clear();
-  for (int64_t c = 0; c < row.classes; c += GROUP) row.found.push_back(row.scores[c] - top);
-  const auto n = static_cast<int64_t>(row.found.size());
-  const double mass = static_cast<double>(n) / row.classes;
-  const double low = std::pow(1.0 / row.classes, VARIANT == SPARSEMAX ? 1 : 0.5);
-  double w = 1;
-  for (int k = 0; k < MOST_STEPS; ++k) {
-    const Sums f = sums<VARIANT, T>(row.found.data(), n, T(0), w);
-    if (!(f.slope > 0)) return low;
-    const double decrease = step<VARIANT>(f, mass);
-    w -= decrease;
-    // a start need not be exact
-    if (std::abs(decrease) <= 1e-3 * w) break;
+  explicit Entmax(double alpha) : alpha(alpha), beta(alpha - 1) {}
+
+  double highest() const { return K == Kind::log_power ? 0 : 1; }  // the level of p_top = 1, above every solution
+  double lowest(int64_t classes) const {                          // the level of p_top = 1 / classes
+    const double power = -beta * std::log(static_cast<double>(classes));
+    return K == Kind::log_power ? std::expm1(power) / beta : std::exp(power);
   }
-  return std::min(1.0, std::max(low, w));
-}
-
-// The maximum of a row of which this rank has a part, and a level above that of its classes alone. Other ranks have
-// more classes, which lower the level: this is a bound, and the search over the ranks goes on from it.
-template <int VARIANT, typename T>
-void level_row(int64_t r, Row<T>& row, T* top, double* level) {
-  top[r] = maximum(row.scores, row.classes);
-  level[r] = 1;
-  if (!std::isfinite(top[r])) return;
-  // w = 1 is the highest level. If few classes are above it, a better bound would not make the work smaller.
-  int64_t support = row.above(top[r], static_cast<T>(VARIANT == SPARSEMAX ? -1 : -2));
-  if (support * SPARSE <= row.classes) return;
-  double w = start<VARIANT>(row, top[r]);
-  for (int k = 0; k < 4; ++k) {  // a few steps give a good bound
-    const Sums f = sums<VARIANT, T>(row.scores, row.classes, top[r], w);
-    w -= step<VARIANT>(f);
-    if (f.support * SPARSE <= row.classes) break;
+  // Relative for w, which can be small; absolute for v, which reaches 0.
+  double unit(double level) const { return K == Kind::log_power ? std::abs(level) + 1 : level; }
+  // Classes with d > cut have p > 0 at a level, and with the slack at one that is slightly higher.
+  double cut(double level) const {
+    const double higher = level + SLACK * unit(level);
+    return K == Kind::log_power ? -1 / beta - higher : -higher / beta;
   }
-  level[r] = std::min(1.0, w);
-}
-
-// One row: its maximum, Omega*(s) - max s, and the gradient in place of its scores.
-template <int VARIANT, typename T>
-void entmax_row(const Batch<T>& b, int64_t r, Row<T>& row) {
-  std::vector<double>& values = row.values;
-  const double beta = VARIANT == SPARSEMAX ? 1.0 : 0.5, alpha = 1 + beta;
-  T* const s = row.scores;
-  const int64_t n = row.classes;
-  const T top = b.maximum[r] = maximum(s, n);
-  b.value[r] = 0;
-  b.count[r] = 0;
-  // nan, +inf or no live class: the caller looks at the maximum and raises
-  if (!std::isfinite(top)) return;
-  // The highest level, w = 1, bounds the support: u > 0 means s - top > -w / beta.
-  double w = 1;
-  int64_t support = row.above(top, static_cast<T>(-1 / beta));
-  if (support * SPARSE > n) w = start<VARIANT>(row, top);
-  // Over the whole row, as long as much of it may be in the support. The tolerance is for the step that was just taken:
-  // one of entmax-1.5 leaves an error of the order of its square, one of sparsemax more if a class drops out.
-  const double eps = std::numeric_limits<T>::epsilon();
-  const double tolerance = VARIANT == SPARSEMAX ? 8 * eps : std::pow(eps, 0.45);
-  for (int k = 0; k < MOST_STEPS && support * SPARSE > n; ++k) {
-    const Sums f = sums<VARIANT, T>(s, n, top, w);
-    const double decrease = step<VARIANT>(f);
-    w -= decrease;
-    support = f.support;
-    if (std::abs(decrease) <= tolerance * w) break;
+  // How far one step towards F^beta = mass^beta lowers the level: Newton's, or with `third` Halley's, which also uses
+  // the second derivative and leaves an error of the order of the third power of the step. F^beta is convex in the
+  // level, so that a step of Newton's ends above the solution from either side.
+  double step(const Sums& f, double mass, bool third) const {
+    if (K == Kind::sparsemax) return (f.total - mass) / f.slope;
+    const double gap = -std::expm1(-beta * std::log(f.total / mass));  // 1 - (F / mass)^-beta
+    const double newton = gap * f.total / f.slope / (K == Kind::log_power ? beta : 1);
+    if (!third) return newton;
+    const double curve = K == Kind::half ? static_cast<double>(f.support) : f.curve;
+    return newton / (1 - 0.5 * (1 / beta - 1) * (f.total * curve / (f.slope * f.slope) - 1) * gap);
   }
-  const bool few = support * SPARSE <= n;
-  double moment = 0;  // sum u p
-  if (few) {
-    // The few classes that are left, in double: p - t keeps its digits where the prediction is nearly perfect. A step
-    // ends above the root but for rounding, and a slightly higher cut level only gathers some classes with p = 0.
-    row.gather(top, static_cast<T>(-w * (1 + 1e-5) / beta));
-    const int64_t size = static_cast<int64_t>(row.found.size());
-    for (int k = 0; k < MOST_STEPS; ++k) {
-      const double decrease = step<VARIANT>(sums<VARIANT, double>(row.found.data(), size, T(0), w));
-      w -= decrease;
-      if (std::abs(decrease) <= 4e-16 * w) break;
+  // Whether the second derivative exists: a class enters the support as u^(1/beta).
+  bool smooth() const { return K == Kind::half || K == Kind::log_power || (K == Kind::power && beta <= 0.5); }
+
+  // The sums at a level over n scores s - offset. The difference is taken in T, where that of two nearby numbers is
+  // exact; U is the precision of the sums within a piece of 256 classes. Pieces are added up in double: a float that
+  // has summed a million terms would lose the small ones. `every` takes one class in so many.
+  template <typename U, typename T>
+  Sums sums(const T* s, int64_t n, T offset, double level, int64_t every = 1) const {
+    Sums out;
+    const Power<K, U> power(level, beta);
+    T sample[PIECE];
+    for (int64_t start = 0; start < n; start += PIECE * every) {
+      const int64_t count = std::min(PIECE, (n - start + every - 1) / every);
+      const T* from = s + start;
+      if (every > 1) {
+        for (int64_t k = 0; k < count; ++k) sample[k] = from[k * every];
+        from = sample;
+      }
+      U total = 0, slope = 0, curve = 0;
+      int32_t inside = 0;
+#pragma omp simd reduction(+ : total, slope, curve, inside)
+      for (int64_t c = 0; c < count; ++c) {
+        const U d = static_cast<U>(from[c] - offset), u = power.base(d);
+        U p, a, b;
+        power.terms(d, u, p, a, b);
+        total += p;
+        slope += a;
+        curve += b;
+        inside += u > 0;
+      }
+      out.total += total;
+      out.slope += slope;
+      out.curve += curve;
+      out.support += inside;
     }
-    values.assign(size, 0);
-    for (int64_t k = 0; k < size; ++k) {
-      const double u = std::max(0.0, w + beta * row.found[k]);
-      values[k] = VARIANT == SPARSEMAX ? u : u * u;
-      moment += u * values[k];
+    return out;
+  }
+
+  // Steps from a level until one is below tolerance x unit(level). With few classes left they end early, at `enough` of
+  // them, because these are then gathered and searched on their own.
+  template <typename U, typename T>
+  double descend(const T* s, int64_t n, T offset, double level, double tolerance, int64_t enough = 0,
+                 int64_t* support = nullptr, int64_t every = 1, int most = MOST_STEPS) const {
+    // A sample of the classes should sum to its share of them.
+    const double mass = static_cast<double>((n + every - 1) / every) / n;
+    for (int k = 0; k < most; ++k) {
+      const Sums f = sums<U>(s, n, offset, level, every);
+      if (support) *support = f.support;
+      if (!(f.slope > 0 && f.total > 0)) return level;  // a sample without a class of the support
+      // Far from the solution Newton's step is the safe one; and where classes are gathered after it, it must end above.
+      const bool near = std::abs(f.total - mass) < 0.5 * mass;
+      const double decrease = step(f, mass, near && smooth() && f.support > enough);
+      level -= decrease;
+      if (f.support <= enough || (std::abs(decrease) <= tolerance * unit(level) && (near || !smooth()))) break;
     }
-  } else {
-    // Probabilities in place of the scores, already times the factor of the row: the row is in cache, and one pass over
-    // it does for the loss and the gradient.
-    const T level = static_cast<T>(w), beta_t = static_cast<T>(beta);
-    const T scale = b.coefficient ? b.coefficient[r] * b.total[r] : T(1);
-    for (int64_t start = 0; start < n; start += PIECE) {
-      const int64_t end = std::min(n, start + PIECE);
+    return level;
+  }
+
+  // A level to start from, found on one class in 16 and then improved on one in 4: a general power over all classes
+  // costs as much as everything else, and samples save one or two of these passes. A sample may miss the support or be
+  // far off, so that the result is kept within what a level can be.
+  template <typename T>
+  double sampled_start(const Row<T>& row, T top, double level) const {
+    const auto kept = [&](double l) { return std::min(highest(), std::max(lowest(row.classes), l)); };
+    level = kept(descend<T>(row.scores, row.classes, top, level, 0.02, 0, nullptr, 16));
+    return kept(descend<T>(row.scores, row.classes, top, level, 0.02, 0, nullptr, 4, 1));
+  }
+
+  // A level above the solution from the maxima of the groups alone. Leaving classes out can only raise the level.
+  template <typename T>
+  double group_bound(const Row<T>& row, T top) const {
+    // Newton's steps alone, which stay above the solution.
+    double level = highest();
+    for (int k = 0; k < 12; ++k) {
+      const Sums f = sums<T>(row.tops.data(), static_cast<int64_t>(row.tops.size()), top, level);
+      if (!(f.slope > 0)) break;
+      const double decrease = step(f, 1, false);
+      level -= decrease;
+      if (std::abs(decrease) <= 1e-3 * unit(level)) break;
+    }
+    return std::min(highest(), level);
+  }
+
+  // How small the last step over whole rows of T has to be. Up to alpha = 1.5 it leaves an error of the order of its
+  // third power; above, a class that drops out of the support leaves more.
+  template <typename T>
+  double tolerance() const {
+    const double eps = std::numeric_limits<T>::epsilon();
+    return smooth() ? std::pow(eps, 0.38) : 8 * eps;
+  }
+
+  // The level of a row. If its support is small the classes that can be in it are left in `found` and `at`.
+  template <typename T>
+  double search(Row<T>& row, T top, bool& few) const {
+    const int64_t most = row.classes / SPARSE;
+    double level = highest();
+    const auto cut_at = [&](double l) { return static_cast<T>(cut(l)); };
+    // Trained models have few classes near the top, or few groups of classes above a bound from the groups' maxima.
+    if (row.open_groups(top, cut_at(level)) * GROUP > most) level = group_bound(row, top);
+    few = row.open_groups(top, cut_at(level)) * GROUP <= 2 * most;
+    if (few) {
+      row.gather(top, cut_at(level));
+      few = static_cast<int64_t>(row.found.size()) <= most;
+    }
+    if (!few) {
+      int64_t support = row.classes;
+      const double start = sampled_start(row, top, level);
+      level = descend<T>(row.scores, row.classes, top, start, tolerance<T>(), most, &support);
+      few = support <= most;
+      if (few) row.gather(top, cut_at(level));
+    }
+    if (!few) return level;
+    // In double: p - t keeps its digits where the prediction is nearly perfect.
+    return descend<double>(row.found.data(), static_cast<int64_t>(row.found.size()), T(0), level, 4e-16);
+  }
+
+  // d Omega(p) / d alpha of one class at fixed p: p ((u log u - (u - 1)) / beta^2 - (u - 1) / (alpha beta)) / alpha. In
+  // double: the terms cancel down to (log u)^2 / 2 where u is near 1.
+  INLINE double slope_term(double d, double level) const {
+    const double y = K == Kind::log_power ? beta * (level + d) : Power<K, double>(level, beta).base(d) - 1;
+    const bool inside = y > -1 + 1e-15;
+    const double kept = inside ? y : 0, log_u = log1p_of(kept);
+    const double value = (log_u * (1 + kept) - kept) / (beta * beta) - kept / (alpha * beta);
+    return inside ? exp_of(log_u / beta) * value / alpha : 0;
+  }
+
+  // Sums over a row at its level, and the gradient coefficient (total p - t) in place of the scores. Returns sum u p.
+  template <typename T>
+  double finish(const Batch<T>& b, int64_t r, Row<T>& row, double level, bool few, double* slope) const {
+    const double factor = b.coefficient ? b.coefficient[r] : 0, total = b.total[r];
+    double moment = 0, slopes = 0;
+    b.count[r] = 0;
+    b.scale[r] = static_cast<T>(factor * total);
+    if (few) {
+      const Power<K, double> power(level, beta);
+      row.values.resize(row.found.size());
+      for (size_t k = 0; k < row.found.size(); ++k) {
+        const double d = row.found[k], u = power.base(d);
+        double p, a, c;
+        power.terms(d, u, p, a, c);
+        row.values[k] = p;
+        moment += p > 0 ? u * p : 0;
+        if (slope) slopes += slope_term(d, level);
+      }
+    } else {
+      moment = write_probabilities(b.maximum[r], row, level, slope ? &slopes : nullptr);
+    }
+    if (slope) slope[r] = slopes;
+    if (!b.coefficient) return moment;
+    if (few && !b.dense_target()) {
+      for (double& p : row.values) p *= total;
+      row.subtract_positives(b, r, 1);
+      for (double& g : row.values) g *= factor;
+      if (static_cast<int64_t>(row.values.size()) * SPARSE <= row.classes) {
+        row.pack(b.count + r);
+        return moment;
+      }
+      // Positives outside of the support have made the entries too many to be worth keeping.
+      row.unpack();
+      b.scale[r] = 1;
+    } else {
+      if (few) row.unpack();
+      // coefficient total (p - t / total): the factor of the row is not multiplied into it
+      b.subtract_target(r, total != 0 ? 1 / total : 0);
+    }
+    b.count[r] = -1;
+    return moment;
+  }
+
+  // Probabilities in place of the scores of a whole row; returns sum u p.
+  template <typename T>
+  double write_probabilities(T top, Row<T>& row, double level, double* slopes) const {
+    T* const s = row.scores;
+    const Power<K, T> power(level, beta);
+    double moment = 0;
+    for (int64_t start = 0; start < row.classes; start += PIECE) {
+      const int64_t end = std::min(row.classes, start + PIECE);
+      double slope = 0;
+      if (slopes) {
+#pragma omp simd reduction(+ : slope)
+        for (int64_t c = start; c < end; ++c) slope += slope_term(static_cast<double>(s[c] - top), level);
+        *slopes += slope;
+      }
       T part = 0;
 #pragma omp simd reduction(+ : part)
       for (int64_t c = start; c < end; ++c) {
-        const T u0 = level + beta_t * (s[c] - top), u = u0 > 0 ? u0 : 0, p = VARIANT == SPARSEMAX ? u : u * u;
-        part += u * p;
-        s[c] = scale * p;
+        const T d = s[c] - top, u = power.base(d);
+        T p, a, b;
+        power.terms(d, u, p, a, b);
+        part += (u > 0 ? u : 0) * p;  // u is -inf at a masked class
+        s[c] = p;
       }
       moment += part;
     }
+    return moment;
   }
-  b.value[r] = (moment - 1) / alpha - (w - 1) / beta;
-  if (!b.coefficient) return;
-  const double factor = b.coefficient[r], total = b.total[r];
-  const int64_t* ids = b.ids + r * b.positives;
-  const T* weights = b.weights + r * b.positives;
-  if (few) {
-    for (double& p : values) p *= total;
-    // Classes were gathered in ascending order. Positives outside of the support are appended behind `end`, so that the
-    // part that is searched stays sorted; their p is 0.
-    const auto end = static_cast<int64_t>(row.at.size());
-    for (int64_t j = 0; j < b.positives; ++j) {
-      if (weights[j] == 0) continue;  // padding of a row with fewer positives
-      const auto first = row.at.begin(), last = first + end;
-      const auto place = std::lower_bound(first, last, static_cast<int32_t>(ids[j]));
-      if (place != last && *place == ids[j]) {
-        values[place - first] -= weights[j];
-      } else {
-        row.at.push_back(static_cast<int32_t>(ids[j]));
-        values.push_back(-weights[j]);
-      }
-    }
-    for (double& g : values) g *= factor;
-    if (row.keep(values, b.count + r)) return;
-    // Positives outside of the support have made the entries too many to be worth keeping: the row becomes dense.
-    std::fill(s, s + n, T(0));
-    for (size_t k = 0; k < values.size(); ++k) s[row.at[k]] += static_cast<T>(values[k]);
-  } else {
-    for (int64_t j = 0; j < b.positives; ++j) s[ids[j]] -= static_cast<T>(factor * weights[j]);
-  }
-  b.count[r] = -1;  // a dense row
+};
+
+// Call work(Entmax<kind>) with the kind of an alpha. One loop over the rows for each kind: with the choice inside of
+// the loop the compiler made rows of one of them take 1.4 times as long.
+template <typename Work>
+void by_kind(double alpha, Work work) {
+  if (alpha == 2) return work(Entmax<Kind::sparsemax>(alpha));
+  if (alpha == 1.5) return work(Entmax<Kind::half>(alpha));
+  if (alpha - 1 >= 0.25) return work(Entmax<Kind::power>(alpha));
+  return work(Entmax<Kind::log_power>(alpha));
 }
 
-// One loop over the rows for each variant: with the choice inside of it the compiler made rows of one of them take 1.4
-// times as long.
-template <typename T, typename Two, typename One>
-void by_variant(int variant, T* scores, int64_t n, int64_t stride, int64_t classes, int threads, Two two, One one) {
-  variant == SPARSEMAX ? for_rows(scores, n, stride, classes, threads, two)
-                       : for_rows(scores, n, stride, classes, threads, one);
-}
-
+// Rows that have all of their classes here: maximum, level, sum u p (in `value`) and gradient.
 template <typename T>
-void all_rows(const Batch<T>& b, int variant, int threads) {
-  by_variant(
-      variant, b.scores, b.n, b.stride, b.classes, threads,
-      [&](int64_t r, Row<T>& row) { entmax_row<SPARSEMAX>(b, r, row); },
-      [&](int64_t r, Row<T>& row) { entmax_row<ENTMAX_15>(b, r, row); });
+void all_rows(const Batch<T>& b, double alpha, double* level, double* slope, int threads) {
+  by_kind(alpha, [&](const auto& entmax) {
+    for_rows(b.scores, b.n, b.stride, b.classes, threads, [&](int64_t r, Row<T>& row) {
+      const T top = b.maximum[r] = row.scan();
+      b.value[r] = level[r] = 0;
+      b.count[r] = 0;
+      if (slope) slope[r] = 0;
+      if (!std::isfinite(top)) return;  // nan, +inf or no live class: the caller looks at the maximum and raises
+      bool few;
+      level[r] = entmax.search(row, top, few);
+      b.value[r] = entmax.finish(b, r, row, level[r], few, slope);
+    });
+  });
 }
 
+// For rows of which this rank has a part: the maximum, and a level above that of its classes alone. Other ranks have
+// more classes, which lower the level: this is a bound, from which the search over the ranks goes on.
 template <typename T>
-void all_levels(T* scores, int64_t n, int64_t stride, int64_t classes, T* top, double* level, int variant,
+void all_bounds(T* scores, int64_t n, int64_t stride, int64_t classes, T* top, double* level, double alpha,
                 int threads) {
-  by_variant(
-      variant, scores, n, stride, classes, threads,
-      [&](int64_t r, Row<T>& row) { level_row<SPARSEMAX>(r, row, top, level); },
-      [&](int64_t r, Row<T>& row) { level_row<ENTMAX_15>(r, row, top, level); });
+  by_kind(alpha, [&](const auto& entmax) {
+    for_rows(scores, n, stride, classes, threads, [&](int64_t r, Row<T>& row) {
+      top[r] = row.scan();
+      level[r] = entmax.highest();
+      if (!std::isfinite(top[r])) return;
+      level[r] = entmax.group_bound(row, top[r]);
+      const int64_t most = classes / SPARSE;
+      if (row.open_groups(top[r], static_cast<T>(entmax.cut(level[r]))) * GROUP <= 2 * most) return;
+      // A Newton step over all classes ends above the solution from wherever it starts.
+      double better = entmax.sampled_start(row, top[r], level[r]);
+      const Sums f = entmax.template sums<T>(row.scores, classes, top[r], better);
+      if (f.slope > 0) better -= entmax.step(f, 1, false);
+      if (f.slope > 0) level[r] = std::min(level[r], better);
+    });
+  });
 }
 
-// For the search over ranks, which has differences d = s - max s: their maximum may be on another rank.
+// F and A of each row over the classes of this rank: of the scores at the beginning of a packed row, in double, or of
+// one class in `every` of a whole row, times `every`.
 template <typename T>
-void all_sums(T* d, int64_t n, int64_t stride, int64_t classes, const double* level, double* total, double* slope,
-              int variant, int threads) {
-  const auto keep = [&](int64_t r, const Sums& f) {
-    total[r] = f.total;
-    slope[r] = f.slope;
-  };
-  by_variant(
-      variant, d, n, stride, classes, threads,
-      [&](int64_t r, Row<T>& row) { keep(r, sums<SPARSEMAX, T>(row.scores, classes, T(0), level[r])); },
-      [&](int64_t r, Row<T>& row) { keep(r, sums<ENTMAX_15, T>(row.scores, classes, T(0), level[r])); });
+void all_sums(T* scores, int64_t n, int64_t stride, int64_t classes, const int64_t* count, const T* top,
+              const double* level, double* total, double* slope, double alpha, int64_t every, int threads) {
+  by_kind(alpha, [&](const auto& entmax) {
+    for_rows(scores, n, stride, classes, threads, [&](int64_t r, Row<T>& row) {
+      const bool few = count[r] >= 0;
+      const Sums f = few ? entmax.template sums<double>(row.scores, count[r], top[r], level[r])
+                         : entmax.template sums<T>(row.scores, classes, top[r], level[r], every);
+      total[r] = few ? f.total : every * f.total;
+      slope[r] = few ? f.slope : every * f.slope;
+    });
+  });
+}
+
+// The gradient at a level that the ranks have found together, and this rank's part of sum u p. Packed rows hold scores.
+template <typename T>
+void all_gradients(const Batch<T>& b, double alpha, const double* level, double* slope, int threads) {
+  by_kind(alpha, [&](const auto& entmax) {
+    for_rows(b.scores, b.n, b.stride, b.classes, threads, [&](int64_t r, Row<T>& row) {
+      const bool few = b.count[r] >= 0;
+      if (few) {
+        const int32_t* const at = reinterpret_cast<const int32_t*>(row.scores + row.half);
+        row.at.assign(at, at + b.count[r]);
+        row.found.resize(b.count[r]);
+        for (int64_t k = 0; k < b.count[r]; ++k) row.found[k] = row.scores[k] - b.maximum[r];
+      }
+      b.value[r] = entmax.finish(b, r, row, level[r], few, slope);
+    });
+  });
 }
 
 }  // namespace
 
-// C functions for ctypes, one per precision. Their arguments are those that engine/native.py passes, in its order;
-// `rows` has one that only members with labels read.
+// C functions for ctypes, one per precision. Their arguments are those that level_search.py and native.py pass.
 #define EXPORT(T, SUFFIX)                                                                                              \
-  NATIVE void entmax_rows_##SUFFIX(T* scores, int64_t n, int64_t stride, int64_t classes, const int64_t* ids,          \
-                                const T* weights, int64_t positives, const T* total, const T* coefficient, T* top,     \
-                                double* value, int64_t* count, const T*, int variant, int threads) {                   \
-    all_rows<T>({scores, n, stride, classes, ids, weights, positives, total, coefficient, top, value, count},          \
-                variant, threads);                                                                                     \
+  NATIVE void entmax_rows_##SUFFIX(BATCH_ARGUMENTS(T), const double* alpha, double* level, double* slope,     \
+                                           int threads) {                                                             \
+    all_rows<T>(BATCH(T), *alpha, level, slope, threads);                                                             \
   }                                                                                                                    \
-  NATIVE void entmax_levels_##SUFFIX(T* scores, int64_t n, int64_t stride, int64_t classes, T* top, double* level,     \
-                                  int variant, int threads) {                                                          \
-    all_levels<T>(scores, n, stride, classes, top, level, variant, threads);                                           \
+  NATIVE void entmax_gradients_##SUFFIX(BATCH_ARGUMENTS(T), const double* alpha, const double* level,         \
+                                                double* slope, int threads) {                                         \
+    all_gradients<T>(BATCH(T), *alpha, level, slope, threads);                                                        \
   }                                                                                                                    \
-  NATIVE void entmax_sums_##SUFFIX(T* d, int64_t n, int64_t stride, int64_t classes, const double* level, double* total,\
-                                double* slope, int variant, int threads) {                                             \
-    all_sums<T>(d, n, stride, classes, level, total, slope, variant, threads);                                         \
+  NATIVE void entmax_bounds_##SUFFIX(T* scores, int64_t n, int64_t stride, int64_t classes, T* top,           \
+                                             double* level, const double* alpha, int threads) {                       \
+    all_bounds<T>(scores, n, stride, classes, top, level, *alpha, threads);                                           \
+  }                                                                                                                    \
+  NATIVE void entmax_sums_##SUFFIX(T* scores, int64_t n, int64_t stride, int64_t classes,                     \
+                                           const int64_t* count, const T* top, const double* level, double* total,    \
+                                           double* slope, const double* alpha, int64_t every, int threads) {          \
+    all_sums<T>(scores, n, stride, classes, count, top, level, total, slope, *alpha, every, threads);                 \
   }
 
 EXPORT(float, float32)

@@ -11,7 +11,6 @@ v = (w - 1) / beta where beta is small. The loss of a row needs Omega*(s) - max 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,12 +18,12 @@ from torch import Tensor
 from manymax.engine import native, native_library
 from manymax.engine.blocks import Block, BlockResult, Dense, Kernel, Sparse, merged
 from manymax.engine.cost import DOUBLE, MARKED, SEARCH_STEPS, EntryCost, Work, exact_cost, exact_traffic
-from manymax.engine.ranks import columns
+from manymax.engine.ranks import Ranks, columns
 from manymax.engine.row_target import RowTarget
 from manymax.errors import ArgumentError
 from manymax.members.entmax.alpha import read_alpha
 from manymax.members.entmax.autograd import omega_slope
-from manymax.members.entmax.level_search import VARIANTS, Piece, native_sums, plain_sums, search_levels
+from manymax.members.entmax.level_search import Piece, native_sums, plain_sums, search_levels
 from manymax.members.entmax.loss import omega
 from manymax.members.softmax.kernel import block_softmax
 from manymax.ops import levels, simplex
@@ -65,7 +64,7 @@ def entmax_kernel(alpha: float | Tensor = 1.5) -> Kernel:
     def omega_at(probs: Tensor, setting: float | Tensor = alpha) -> Tensor:
         return omega(probs, setting)
 
-    return Kernel(run, setting=alpha_tensor if learned else None, omega=omega_at)
+    return Kernel(run, setting=alpha_tensor if learned else None, omega=omega_at, native=True)
 
 
 def block_entmax(alpha: float, wants_alpha: bool = False) -> Callable[[Block], BlockResult]:
@@ -86,25 +85,45 @@ def block_entmax(alpha: float, wants_alpha: bool = False) -> Callable[[Block], B
         nonlocal dense_before
         # Before anything is overwritten; for float rows `pick` is a view of the scores, hence the copy.
         positive_scores = block.target.pick(block.scores).clone()
-        level = native.level_of(block) if alpha in VARIANTS and not wants_alpha and native.serves(block) else None
+        level = native.level_for(block)
+        if level is not None:
+            whole = block.ranks.alone
+            return (_native_rows if whole else _sharded_native)(block, positive_scores, alpha, wants_alpha, level)
         if not block.ranks.alone:
-            return _sharded_rows(block, positive_scores, alpha, wants_alpha, level)
-        if level is not None and native.lists_positives(block):
-            return _native_rows(block, positive_scores, alpha)
+            return _sharded_rows(block, positive_scores, alpha, wants_alpha)
         result, dense_before = _whole_rows(block, positive_scores, alpha, wants_alpha, dense_before)
         return result
 
     return run
 
 
-def _native_rows(block: Block, positive_scores: Tensor, alpha: float) -> BlockResult:
+def _conjugate(moment: Tensor, level: Tensor, alpha: float) -> Tensor:
+    """Omega*(s) - max s = (sum_i u_i p_i - 1) / alpha - v, from the sum and the level in either form, (n,) each."""
+    v = level if levels.level_is_v(alpha - 1) else (level - 1) / (alpha - 1)
+    return (moment - 1) / alpha - v
+
+
+def _native_rows(
+    block: Block, positive_scores: Tensor, alpha: float, wants_alpha: bool, native_level: str
+) -> BlockResult:
     """The result of a block with all classes of its rows, by kernel.cpp."""
-    # The gradient takes the place of the scores, as dense rows or as entries. The losses follow from Omega*(s) - max s
-    # and from the scores of the positives, which were copied before.
-    target = block.target
-    maximum, conjugate, parts = native.run(block, "entmax_rows", VARIANTS[alpha])
-    inner = target.inner(positive_scores, maximum, block.spread)
-    return BlockResult(target.total * conjugate.to(block.scores.dtype) - inner, parts)
+    target, rows = block.target, native.KernelCall(block, native_level)
+    level = torch.empty_like(rows.value)
+    slopes = torch.empty_like(rows.value) if wants_alpha else None
+    rows.run("entmax_rows", torch.tensor(alpha, dtype=torch.float64), level, slopes)
+    check_finite(rows.maximum)
+    inner = target.inner(positive_scores, rows.maximum, block.spread)
+    losses = target.total * _conjugate(rows.value, level, alpha) - inner
+    return BlockResult(losses.to(block.scores.dtype), [*rows.parts], _grad_alpha(target, slopes))
+
+
+def _grad_alpha(target: RowTarget, slopes: Tensor | None) -> Tensor | None:
+    """The gradient in alpha, (), from d Omega(p) / d alpha of the rows (n,); None where it is not wanted."""
+    if slopes is None or target.coefficient is None:
+        return None
+    # d Omega*(s) / d alpha = -d Omega(p) / d alpha at fixed p, because p maximises <p, s> - Omega(p). On several ranks
+    # this is the part of the classes of this one; the parts of all ranks are added up outside of the kernel.
+    return -(target.row_coefficient * slopes).sum()
 
 
 def _whole_rows(
@@ -136,9 +155,7 @@ def _whole_rows(
         if target.coefficient is not None:
             result.parts.append(_dense_gradient(target, probs, wide_rows))
     result.losses = target.total * conjugate.squeeze(1) - target.inner(positive_scores, maximum, block.spread)
-    if wants_alpha and target.coefficient is not None:
-        # d Omega*(s) / d alpha = -d Omega(p) / d alpha at fixed p, because p maximises <p, s> - Omega(p).
-        result.grad_setting = -(target.row_coefficient * slopes.squeeze(1)).sum()
+    result.grad_setting = _grad_alpha(target, slopes.squeeze(1) if wants_alpha else None)
     return result, len(wide_rows) == scores.shape[0]
 
 
@@ -219,16 +236,47 @@ def _columns_of(ids: Tensor, rows: Tensor, wanted: Tensor, budget: int) -> Tenso
 # Several ranks -----------------------------------------------------------------------------------
 
 
-def _sharded_rows(
-    block: Block, positive_scores: Tensor, alpha: float, wants_alpha: bool, native_level: str | None
+def _sharded_native(
+    block: Block, positive_scores: Tensor, alpha: float, wants_alpha: bool, native_level: str
 ) -> BlockResult:
+    """The result of a block whose classes are split over ranks, by kernel.cpp; the exchanges are those of torch."""
+    target, scores, ranks, beta = block.target, block.scores, block.ranks, alpha - 1
+    alpha_tensor = torch.tensor(alpha, dtype=torch.float64)
+    top, own = scores.new_empty(len(scores), 1), torch.empty(len(scores), 1, dtype=torch.float64)
+    table = scores, *scores.shape, block.num_classes
+    native_library.call(native_level, "entmax_bounds", scores, *table, top, own, alpha_tensor, threads=True)
+    # A nan on one rank reaches all of them, so that all raise and none waits for the others.
+    maximum = ranks.maximum(top)
+    check_finite(maximum)
+    # u must not change when `top` becomes the maximum of all ranks: w grows by beta times the difference, v by it.
+    own = own.to(scores.dtype) + (maximum - top) * (1 if levels.level_is_v(beta) else beta)
+    bound, cut = _bound_and_cut(own, beta, ranks)
+    inner = target.inner(positive_scores, maximum, block.spread)
+    count = native.pack_above(block, native_level, maximum, cut)
+    sums = native_sums(scores, block.num_classes, count, maximum, alpha_tensor, native_level)
+    level = search_levels(sums, bound.double(), scores.dtype, beta, ranks).squeeze(1)
+    rows = native.KernelCall(block, native_level, maximum, count)
+    slopes = torch.empty_like(rows.value) if wants_alpha else None
+    rows.run("entmax_gradients", alpha_tensor, level.contiguous(), slopes)
+    moment, inner = ranks.sum(columns(rows.value, inner)).unbind(1)
+    losses = (target.total * _conjugate(moment, level, alpha) - inner).to(scores.dtype)
+    return BlockResult(losses, [*rows.parts], _grad_alpha(target, slopes))
+
+
+def _sharded_rows(block: Block, positive_scores: Tensor, alpha: float, wants_alpha: bool) -> BlockResult:
     """The result of a block whose classes are split over ranks.
 
     Each rank looks at those of its classes that can be in the support. All ranks get the same sums, so that they find
     the same levels, and each computes the gradient of its own classes.
     """
     target, scores, ranks, beta = block.target, block.scores, block.ranks, alpha - 1
-    narrow, wide_rows, maximum, bound = _shared_candidates(block, beta, native_level)
+    group_tops = simplex.group_maxima(scores)
+    maximum = ranks.maximum(group_tops.amax(1, keepdim=True))
+    check_finite(maximum)
+    # From above Newton's method stays above the root: six steps on the group maxima give a bound, and need not give the
+    # root itself.
+    bound, cut = _bound_and_cut(levels.newton_level(group_tops - maximum, beta, steps=6), beta, ranks)
+    narrow, wide_rows = simplex.collect(scores, group_tops, maximum, maximum, cut)
     inner = target.inner(positive_scores, maximum, block.spread)
     narrow = [_at_least_one(candidates, scores) for candidates in narrow]
     # Subtracted in the dtype of the scores, where the difference of two nearby numbers is exact, and then widened.
@@ -239,10 +287,7 @@ def _sharded_rows(
         Piece(wide_rows[rows], table[rows])
         for rows in row_blocks(table.shape[0], table.shape[1], simplex.SCORES_PER_BLOCK)
     ]
-    level = search_levels(
-        *(few, whole, bound.double(), scores.dtype, beta, ranks),
-        sums=plain_sums if native_level is None else partial(native_sums, native_level),
-    )
+    level = search_levels(plain_sums(few, whole, beta), bound.double(), scores.dtype, beta, ranks)
 
     moment, slopes = torch.zeros_like(level), torch.zeros_like(level)
     alpha_tensor = torch.tensor(alpha, dtype=torch.float64)
@@ -261,41 +306,22 @@ def _sharded_rows(
             result.parts.append(_dense_gradient(target, table, wide_rows))
     # The last exchange: what the losses need, sum u p and sum_i t_i (s_i - max s).
     moment, inner = ranks.sum(columns(moment.squeeze(1), inner)).unbind(1)
-    v = (level if levels.level_is_v(beta) else (level - 1) / beta).squeeze(1)
-    result.losses = (target.total * ((moment - 1) / alpha - v) - inner).to(scores.dtype)
-    if wants_alpha and target.coefficient is not None:
-        # The part of this rank's classes; the parts of all ranks are added up outside of the kernel.
-        result.grad_setting = -(target.row_coefficient * slopes.squeeze(1)).sum()
+    result.losses = (target.total * _conjugate(moment, level.squeeze(1), alpha) - inner).to(scores.dtype)
+    result.grad_setting = _grad_alpha(target, slopes.squeeze(1) if wants_alpha else None)
     return result
 
 
-def _shared_candidates(
-    block: Block, beta: float, level: str | None
-) -> tuple[list[simplex.Candidates], Tensor, Tensor, Tensor]:
-    """Candidates of this rank, its other rows, the maxima over all ranks (n, 1) and a level above the solution (n, 1).
+def _bound_and_cut(own: Tensor, beta: float, ranks: Ranks) -> tuple[Tensor, Tensor]:
+    """A level above the solution, from that of each rank, and the d = s - max s above which classes can be in it.
 
     A level that is found over the classes of one rank alone is too high, because all other classes are left out of its
     sum. So every rank has an upper bound of the solution, and the lowest of them is the best.
+
+    Args:
+        own: (n, 1) the level of this rank.
+        beta: alpha - 1.
+        ranks: the ranks that share the classes.
     """
-    scores, ranks = block.scores, block.ranks
-    group_tops = simplex.group_maxima(scores) if level is None else None
-    if group_tops is None:
-        assert level is not None
-        top, own = scores.new_empty(len(scores), 1), torch.empty(len(scores), 1, dtype=torch.float64)
-        shape = (len(scores), scores.shape[1], block.num_classes)
-        arguments = scores, *shape, top, own
-        native_library.call(level, "entmax_levels", scores, *arguments, numbers=(VARIANTS[1 + beta],), threads=True)
-        # A nan on one rank reaches all of them, so that all raise and none waits for the others.
-        maximum = ranks.maximum(top)
-        check_finite(maximum)
-        # u = w + beta (s - top) must not change when `top` becomes the maximum of all ranks: w grows by the difference.
-        own = own.to(scores.dtype) + beta * (maximum - top)
-    else:
-        maximum = ranks.maximum(group_tops.amax(1, keepdim=True))
-        check_finite(maximum)
-        # From above Newton's method stays above the root: six steps on the group maxima give a bound, and need not
-        # give the root itself.
-        own = levels.newton_level(group_tops - maximum, beta, steps=6)
     # No level is above that of a single class, p_top = 1. A rank whose classes do not reach a sum of 1 even there, or
     # that has no live class (nan, inf), knows no more than this.
     highest = 0.0 if levels.level_is_v(beta) else 1.0
@@ -303,12 +329,7 @@ def _shared_candidates(
     # u > 0 as a condition on d = s - max s. The bound is in working precision: it is widened by more than its error,
     # so that rounding leaves no class of the support out.
     cut = -1 / beta - (bound + 1e-4) if levels.level_is_v(beta) else -(bound * (1 + 1e-4)) / beta
-    if group_tops is None:
-        assert level is not None
-        narrow, wide_rows = native.collect(level, scores, block.num_classes, maximum, maximum, cut)
-    else:
-        narrow, wide_rows = simplex.collect(scores, group_tops, maximum, maximum, cut)
-    return narrow, wide_rows, maximum, bound
+    return bound, cut
 
 
 def _bases_and_probs_(d: Tensor, level: Tensor, beta: float) -> tuple[Tensor, Tensor]:

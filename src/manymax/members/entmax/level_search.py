@@ -15,8 +15,45 @@ from manymax.engine import native_library
 from manymax.engine.ranks import Ranks
 from manymax.ops import levels, simplex
 
-VARIANTS = {1.5: 1, 2.0: 2}  # the values of alpha that kernel.cpp is compiled for, and the numbers it knows them by
 MOST_STEPS = 60  # about 6 are taken; the limit only ends the search in a row of nan
+
+# From a level (n, 1) and a number k to F = sum p and A = sum p^(1 - beta) over the classes of this rank, (n, 2) in
+# float64. A / beta is the slope of F in w. For k > 1 one class in k may stand for k of them.
+SumsAt = Callable[[Tensor, int], Tensor]
+
+
+def search_levels(sums: SumsAt, bound: Tensor, dtype: torch.dtype, beta: float, ranks: Ranks) -> Tensor:
+    """The level at which the probabilities of all ranks sum to 1, (n, 1).
+
+    Args:
+        sums: over the classes of this rank.
+        bound: (n, 1) float64, above the solution.
+        dtype: of the scores, which sets how exact the level has to be.
+        beta: alpha - 1.
+        ranks: the ranks that share the classes.
+    """
+    # A cheap start: every 16th class of the whole rows stands for 16. Candidates are few and all of them are taken.
+    start = _newton(lambda level: sums(level, simplex.GROUP_SIZE), bound, 1e-3, beta, ranks)
+    # A sample without a class of the support ends in nan, which this comparison replaces by the bound as well.
+    start = torch.where(start < bound, start, bound)
+    eps = torch.finfo(dtype).eps
+    # Up to alpha = 1.5 a step leaves an error of the order of its square; above, a class that drops out leaves more.
+    tolerance = eps**0.45 if beta <= 0.5 else 8 * eps
+    return _newton(lambda level: sums(level, 1), start, tolerance, beta, ranks)
+
+
+def _newton(sums: Callable[[Tensor], Tensor], level: Tensor, tolerance: float, beta: float, ranks: Ranks) -> Tensor:
+    """`levels.newton_level` with sums over the ranks."""
+    for _ in range(MOST_STEPS):
+        # One exchange per step, of both sums of all rows. Every rank then takes the same step and ends the loop at the
+        # same time; a rank that went on alone would wait forever.
+        total, slope = ranks.sum(sums(level)).split(1, 1)
+        gap = -levels.scaled_expm1(-total.log(), beta)  # (1 - F^-beta) / beta
+        step = total * gap / slope if levels.level_is_v(beta) else beta * total * gap / slope
+        level = level - step
+        if not (step.abs() > tolerance * (level.abs() + 1 if levels.level_is_v(beta) else level)).any():
+            break
+    return level
 
 
 class Piece(NamedTuple):
@@ -26,77 +63,41 @@ class Piece(NamedTuple):
     table: Tensor
 
 
-def search_levels(
-    few: list[Piece],
-    whole: list[Piece],
-    bound: Tensor,
-    dtype: torch.dtype,
-    beta: float,
-    ranks: Ranks,
-    sums: Callable[[Tensor, Tensor, float], Tensor],
-) -> Tensor:
-    """The level at which the probabilities of all ranks sum to 1, (n, 1).
+def plain_sums(few: list[Piece], whole: list[Piece], beta: float) -> SumsAt:
+    """The sums over candidates and over whole rows, in plain torch. Together the pieces hold every row once."""
+    samples: dict[int, list[Piece]] = {1: whole}
 
-    Args:
-        few, whole: d = s - max s of this rank, of candidates and of whole rows; together they hold every row once.
-        bound: (n, 1) float64, above the solution.
-        dtype: of the scores, which sets how exact the level has to be.
-        beta: alpha - 1.
-        ranks: the ranks that share the classes.
-        sums: the function for the sums of whole rows, `plain_sums` or `native_sums`.
-    """
-    # A cheap start: every 16th class of the whole rows stands for 16. Candidates are few and all of them are taken.
-    sample = [Piece(rows, d[:, :: simplex.GROUP_SIZE].contiguous()) for rows, d in whole]
-    start = _newton(few, sample, simplex.GROUP_SIZE, bound, 1e-3, beta, ranks, plain_sums)
-    # A sample without a class of the support ends in nan, which this comparison replaces by the bound as well.
-    start = torch.where(start < bound, start, bound)
-    eps = torch.finfo(dtype).eps
-    # Up to alpha = 1.5 a step leaves an error of the order of its square; above, a class that drops out leaves more.
-    return _newton(few, whole, 1, start, eps**0.45 if beta <= 0.5 else 8 * eps, beta, ranks, sums)
-
-
-def _newton(
-    few: list[Piece],
-    whole: list[Piece],
-    weight: int,
-    level: Tensor,
-    tolerance: float,
-    beta: float,
-    ranks: Ranks,
-    sums: Callable[[Tensor, Tensor, float], Tensor],
-) -> Tensor:
-    """`levels.newton_level` with sums over the ranks, in which the classes of `whole` count `weight` times."""
-    for _ in range(MOST_STEPS):
+    def sums(level: Tensor, every: int) -> Tensor:
+        if every not in samples:
+            samples[every] = [Piece(rows, d[:, ::every].contiguous()) for rows, d in whole]
         own = level.new_zeros(len(level), 2)
-        for rows, d in few:
-            own[rows] = plain_sums(d, level[rows], beta)
-        for rows, d in whole:
-            own[rows] = weight * sums(d, level[rows], beta)
-        # One exchange per step, of both sums of all rows. Every rank then takes the same step and ends the loop at the
-        # same time; a rank that went on alone would wait forever.
-        total, slope = ranks.sum(own).split(1, 1)
-        gap = -levels.scaled_expm1(-total.log(), beta)  # (1 - F^-beta) / beta
-        step = total * gap / slope if levels.level_is_v(beta) else beta * total * gap / slope
-        level = level - step
-        if not (step.abs() > tolerance * (level.abs() + 1 if levels.level_is_v(beta) else level)).any():
-            break
-    return level
+        for pieces, factor in ((few, 1), (samples[every], every)):
+            for rows, d in pieces:
+                # Summed in the dtype of d, float64 for candidates and that of the scores for whole rows.
+                found = levels.mass_and_slope(d, level[rows].to(d.dtype), beta, torch.empty_like(d))
+                own[rows] = factor * torch.cat(found, 1).double()
+        return own
+
+    return sums
 
 
-def plain_sums(d: Tensor, level: Tensor, beta: float) -> Tensor:
-    """F = sum p and A = sum p^(1 - beta) at a level (m, 1), (m, 2) in float64. A / beta is the slope of F in w."""
-    # Summed in the dtype of d, float64 for candidates and that of the scores for whole rows; float64 for the exchange.
-    return torch.cat(levels.mass_and_slope(d, level.to(d.dtype), beta, torch.empty_like(d)), 1).double()
-
-
-def native_sums(native_level: str, d: Tensor, level: Tensor, beta: float) -> Tensor:
-    """`plain_sums` by kernel.cpp, in one pass over each row and without scratch memory.
+def native_sums(
+    scores: Tensor, num_classes: int, count: Tensor, maximum: Tensor, alpha: Tensor, native_level: str
+) -> SumsAt:
+    """The sums by kernel.cpp, in one pass over each row and without scratch memory.
 
     Args:
-        native_level: of the native library, as `native.level_of` gives it.
-        d, level, beta: as in `plain_sums`.
+        scores: (n, C') of this rank, of which the first num_classes columns are classes.
+        count: (n,) numbers of candidates in packed rows, -1 for whole rows.
+        maximum: (n, 1) of all ranks.
+        alpha: () float64.
+        native_level: the dispatch level.
     """
-    total, slope = level.new_empty(len(d)), level.new_empty(len(d))
-    arguments = d, len(d), d.stride(0), d.shape[1], level.contiguous(), total, slope
-    native_library.call(native_level, "entmax_sums", d, *arguments, numbers=(VARIANTS[1 + beta],), threads=True)
-    return torch.stack([total, slope], 1)
+
+    def sums(level: Tensor, every: int) -> Tensor:
+        total, slope, at = level.new_empty(len(level)), level.new_empty(len(level)), level.contiguous()
+        table = scores, *scores.shape, num_classes, count, maximum
+        native_library.call(native_level, "entmax_sums", scores, *table, at, total, slope, alpha, every, threads=True)
+        return torch.stack([total, slope], 1)
+
+    return sums

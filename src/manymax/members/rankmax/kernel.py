@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from manymax.engine import native
+from manymax.engine import native, native_library
 from manymax.engine.blocks import PIECE, Block, BlockResult, Dense, Kernel, Sparse, merged
 from manymax.engine.cost import DOUBLE, MARKED, EntryCost, Work, exact_cost, exact_traffic
 from manymax.engine.ranks import Ranks
@@ -47,7 +47,7 @@ def rankmax_kernel() -> Kernel:
         >>> manymax.linear_rankmax_loss(input, vectors, torch.tensor([1]))
         tensor(0.9163)
     """
-    return Kernel(block_rankmax)
+    return Kernel(block_rankmax, native=True)
 
 
 def block_rankmax(block: Block) -> BlockResult:
@@ -59,9 +59,12 @@ def block_rankmax(block: Block) -> BlockResult:
     masked = bool((labels == -torch.inf).any())
     block = replace(block, target=target)
     # kernel.cpp takes a masked positive for one with the cut -inf, above which is every class: it is refused below.
-    if not masked and native.serves(block) and native.lists_positives(block):
-        _, losses, parts = native.run(block, "rankmax_rows", labels=labels)
-        return BlockResult(losses.to(scores.dtype), parts)
+    level = native.level_for(block)
+    if not masked and level is not None:
+        rows = native.KernelCall(block, level)
+        rows.run("rankmax_rows", labels.contiguous())
+        check_finite(rows.maximum)
+        return BlockResult(rows.value.to(scores.dtype), [*rows.parts])
     group_tops = simplex.group_maxima(scores)
     # A row of nan or without a live class is reported as such, before a masked positive that may follow from it.
     check_finite(group_tops.amax(1))
@@ -220,18 +223,17 @@ def _sums_above(buckets: Tensor) -> Tensor:
 def _sharded_rows(block: Block) -> BlockResult:
     """The result of a block whose classes are split over ranks: each sums over its own, then the sums are added up."""
     target, scores, ranks = block.target, block.scores, block.ranks
-    level = native.level_of(block) if native.serves(block) else None
+    level = native.level_for(block)
     group_tops = simplex.group_maxima(scores) if level is None else None
     # The first exchange. A nan on one rank reaches all of them, so that all raise and none waits for the others.
     check_finite(ranks.maximum(scores.amax(1) if group_tops is None else group_tops.amax(1)))
     labels, weights = _labels_of_all_ranks(target, scores, ranks)
-    lowest = labels.amin(1, keepdim=True)
-    cut = torch.full_like(lowest, -1.0)
     if group_tops is None:
         assert level is not None
-        narrow, wide_rows = native.collect(level, scores, block.num_classes, lowest, lowest, cut)
-    else:
-        narrow, wide_rows = simplex.collect(scores, group_tops, lowest, lowest, cut)
+        return _sharded_native(block, labels, weights, level)
+    lowest = labels.amin(1, keepdim=True)
+    cut = torch.full_like(lowest, -1.0)
+    narrow, wide_rows = simplex.collect(scores, group_tops, lowest, lowest, cut)
     table = scores if len(wide_rows) == len(scores) else scores[wide_rows]
     # Candidates in float64, because they are few; whole rows as views of `table`, so few at a time that they stay in
     # cache while the sums of all positives are taken.
@@ -246,12 +248,10 @@ def _sharded_rows(block: Block) -> BlockResult:
             own[rows, p] = torch.stack([u.sum(1), u.sign_().sum(1)], 1).double()
     # One exchange for all rows and positives of the block. No gradient can be written before it, because the shares
     # need the sums of all ranks: the violations are computed a second time below rather than kept.
-    sums, sizes = ranks.sum(own).unbind(2)
-    sums = torch.where(weights != 0, sums, 1)  # a missing positive has the sum 0, and with 1 the loss 0
-    result = BlockResult((weights * sums.log()).sum(1).to(scores.dtype))
-    if target.coefficient is None:
+    losses, shares, sizes = _losses_and_shares(target, weights, ranks.sum(own))
+    result = BlockResult(losses.to(scores.dtype))
+    if shares is None:
         return result
-    shares = target.coefficient.double().unsqueeze(1) * weights / sums  # (n, P)
     for rows, s in pieces:
         _shares_in_place_(s, labels[rows], shares[rows])
     # The first pieces are those of the candidates; the others are views of `table`.
@@ -264,6 +264,44 @@ def _sharded_rows(block: Block) -> BlockResult:
         result.parts.append(Dense(table, ones, None if len(wide_rows) == len(scores) else wide_rows))
     result.parts.append(_entries_of_positives(target, -shares * sizes))
     return result
+
+
+def _sharded_native(block: Block, labels: Tensor, weights: Tensor, level: str) -> BlockResult:
+    """`_sharded_rows` by kernel.cpp, with the same exchanges, from labels and weights of all ranks, (n, P) each."""
+    target, scores = block.target, block.scores
+    # Positives lowest first, as kernel.cpp wants them; those that other ranks hold have the weight 0 here.
+    labels, permutation = labels.sort(1)
+    weights, own_weights = weights.gather(1, permutation), target.weights.gather(1, permutation)
+    assert target.ids is not None
+    target = replace(target, ids=target.ids.gather(1, permutation), weights=own_weights)
+    lowest = labels[:, :1].contiguous()
+    count = native.pack_above(block, level, lowest, torch.full_like(lowest, -1.0))
+    own = labels.new_zeros(*labels.shape, 2, dtype=torch.float64)
+    table = scores, *scores.shape, block.num_classes, count
+    native_library.call(level, "rankmax_sums", scores, *table, labels, labels.shape[1], own, threads=True)
+    losses, shares, sizes = _losses_and_shares(target, weights, block.ranks.sum(own))
+    result = BlockResult(losses.to(scores.dtype))
+    if shares is not None:
+        rows = native.KernelCall(replace(block, target=target), level, count=count)
+        rows.run("rankmax_gradients", labels, shares.contiguous(), sizes.contiguous())
+        result.parts += rows.parts
+    return result
+
+
+def _losses_and_shares(target: RowTarget, weights: Tensor, sums: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Losses (n,), the shares coefficient weight_p / S_p (n, P), None if no gradient is wanted, and the sizes m_p.
+
+    Args:
+        target: of the rows.
+        weights: (n, P) of the positives of all ranks.
+        sums: (n, P, 2) S_p and m_p over the classes of all ranks.
+    """
+    distances, sizes = sums.unbind(2)
+    distances = torch.where(weights != 0, distances, 1)  # a missing positive has the sum 0, and with 1 the loss 0
+    losses = (weights * distances.log()).sum(1)
+    if target.coefficient is None:
+        return losses, None, sizes
+    return losses, target.coefficient.double().unsqueeze(1) * weights / distances, sizes
 
 
 def _labels_of_all_ranks(target: RowTarget, scores: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from manymax.engine import native
 from manymax.engine.blocks import Block, BlockResult, Dense, Kernel
 from manymax.engine.cost import DOUBLE, MARKED, EntryCost, Work, exact_cost, exact_traffic
 from manymax.engine.ranks import columns
@@ -29,12 +30,27 @@ def softmax_kernel() -> Kernel:
         >>> manymax.linear_softmax_loss(input, vectors, torch.tensor([0]))
         tensor(0.3490)
     """
-    return Kernel(block_softmax, omega=omega)
+    return Kernel(block_softmax, omega=omega, native=True)
 
 
 def block_softmax(block: Block) -> BlockResult:
     """Losses (n,) and gradient of a block of scores (n, C'); the gradient overwrites the scores."""
-    return _whole_rows(block) if block.ranks.alone else _sharded_rows(block)
+    if not block.ranks.alone:
+        return _sharded_rows(block)
+    level = native.level_for(block)
+    return _whole_rows(block) if level is None else _native_rows(block, level)
+
+
+def _native_rows(block: Block, level: str) -> BlockResult:
+    """The result of a block that holds all classes of its rows, by kernel.cpp: a pass less than in torch."""
+    target, rows = block.target, native.KernelCall(block, level)
+    # Before the exponentials overwrite the scores; for float rows `pick` is a view of them, hence the copy.
+    positive_scores = target.pick(block.scores).clone()
+    rows.run("softmax_rows")
+    check_finite(rows.maximum)
+    # loss = total (log Z - max s) - sum_i t_i (s_i - max s): only differences of scores.
+    inner = target.inner(positive_scores, rows.maximum, block.spread)
+    return BlockResult((target.total * rows.value - inner).to(block.scores.dtype), [*rows.parts])
 
 
 def _whole_rows(block: Block) -> BlockResult:

@@ -1,0 +1,56 @@
+// Softmax of rows of scores. See engine/rows.h for what a row is replaced by.
+//
+// torch goes over a row three times: for its maximum, for the sum of exponentials, and to divide by that sum. Here the
+// exponentials e^(s - max s) stay undivided in the row, and 1 / Z joins the factor of the row, which the matmuls of the
+// gradient put on queries and results: these have d numbers per row where the table has C.
+
+#include "rows.h"
+#include "vector_math.h"
+
+namespace {
+
+// The exponentials of a row relative to its maximum, in place; returns their sum Z.
+template <typename T>
+double exponentials(T* s, int64_t n, T top) {
+  double sum = 0;
+  for (int64_t start = 0; start < n; start += PIECE) {
+    const int64_t end = std::min(n, start + PIECE);
+    T part = 0;
+#pragma omp simd reduction(+ : part)
+    for (int64_t c = start; c < end; ++c) {
+      const T e = exp_of(s[c] - top);
+      part += e;
+      s[c] = e;
+    }
+    sum += part;
+  }
+  return sum;
+}
+
+// The maximum, Omega*(s) - max s = log Z, and the gradient coefficient (total p - t) as scale (e^(s - max s) - t Z / total).
+template <typename T>
+void softmax_row(const Batch<T>& b, int64_t r, Row<T>& row) {
+  const T top = b.maximum[r] = row.scan();
+  b.value[r] = 0;
+  b.scale[r] = 0;
+  b.count[r] = -1;
+  if (!std::isfinite(top)) return;  // nan, +inf or no live class: the caller looks at the maximum and raises
+  const double sum = exponentials(row.scores, row.classes, top);
+  b.value[r] = std::log(sum);
+  const double total = b.total[r];
+  if (!b.coefficient) return;
+  b.scale[r] = static_cast<T>(b.coefficient[r] * total / sum);
+  b.subtract_target(r, total != 0 ? sum / total : 0);  // a row without a positive has a factor of 0
+}
+
+}  // namespace
+
+// C functions for ctypes, one per precision; arguments as engine/native.py passes them.
+#define EXPORT(T, SUFFIX)                                                                                              \
+  NATIVE void softmax_rows_##SUFFIX(BATCH_ARGUMENTS(T), int threads) {                                        \
+    const Batch<T> b = BATCH(T);                                                                                      \
+    for_rows(scores, n, stride, classes, threads, [&](int64_t r, Row<T>& row) { softmax_row(b, r, row); });           \
+  }
+
+EXPORT(float, float32)
+EXPORT(double, float64)
