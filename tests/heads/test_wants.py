@@ -133,6 +133,21 @@ def test_rows_that_do_not_count_are_not_computed(case: HeadCase, kind: str) -> N
         agree([value.detach(), *grads], [reference.detach(), *wanted], 1e-10, options)
 
 
+def test_a_table_of_targets_is_not_copied() -> None:
+    """Of rows over all classes a block takes its own: neither rows that count nor rows with a factor are copied."""
+    problem = make_problem(ROWS, num_classes=C, regime="wide").leaves()
+    target = without_weight("bool rows", torch.arange(ROWS) % 4 == 2)
+    factors = (torch.arange(ROWS) % 3 != 0).double()
+    kept, wanted = 18, 12
+    with Products(C) as counted:
+        value = manymax.linear_softmax_loss(
+            problem.input, problem.linear_weight, target, reduction="none", options={"block_rows": 5}
+        )
+        value.backward(factors)
+    assert counted.rows == kept + 3 * wanted
+    assert not counted.shapes & {(kept, C), (wanted, C)}
+
+
 @pytest.mark.parametrize("case", BLOCKED)
 def test_smoothing_gives_a_row_of_class_weight_0_a_loss(case: HeadCase) -> None:
     """Only rows without a positive are left out then."""

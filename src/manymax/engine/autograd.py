@@ -164,7 +164,7 @@ class BlockRows(torch.autograd.Function):
         # A row whose factor from above is 0, such as one that was masked out of a sum, has the gradient 0.
         kept = rows_with_factor(target.factor, ctx.shards.ranks)
         if kept is not None:
-            queries, target = input[kept], target[kept]
+            queries, target = input[kept], target.only(kept)
         # The caller may run the backward under autocast, which the forward was protected from by its head.
         with full_precision(input):
             wants = tuple(ctx.needs_input_grad[:3])

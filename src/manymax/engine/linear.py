@@ -21,7 +21,7 @@ from manymax.engine.member import Member
 from manymax.engine.native_library import resolve
 from manymax.engine.options import HeadOptions, Keywords
 from manymax.engine.ranks import Shards
-from manymax.engine.row_target import RowTarget, check_live, empty_rows, listed, live_classes, row_target
+from manymax.engine.row_target import RowTarget, check_live, counted_rows, listed, live_classes, row_target
 from manymax.engine.target import Form, Target, read_target
 from manymax.errors import ArgumentError, ArgumentTypeError
 from manymax.ops.checks import working
@@ -36,13 +36,12 @@ class HeadCall:
     queries: (n, d), the rows flattened. vectors, bias: (classes of this rank, d) and (classes of this rank,). All three
         are in the dtype of the arithmetic, float32 at least.
     live: (classes of this rank,) which of them are not masked; None where all are known to be alive.
-    target: over all classes, n rows; every rank has the whole of it.
-    divisor: (), what the mean over all rows of the caller divides by.
+    target: over all classes, of all N rows of the caller; every rank has the whole of it.
     keywords: those that heads share.
     shards: which classes this rank holds.
     batch: the shape of the rows as the caller gave them, which a result of one loss per row gets again.
     dtype: of the result.
-    kept: (n,) which rows of the caller the n rows are, in order; None where they are all of them.
+    kept: (n,) the rows of the caller that are computed, in order; None where n = N.
     """
 
     queries: Tensor
@@ -50,7 +49,6 @@ class HeadCall:
     bias: Tensor | None
     live: Tensor | None
     target: Target
-    divisor: Tensor
     keywords: Keywords
     shards: Shards
     batch: torch.Size
@@ -64,33 +62,24 @@ class HeadCall:
         them out here saves all that the blocks would do for them. What their queries hold, nan included, is never
         looked at.
         """
-        empty = empty_rows(self.target, self.keywords.label_smoothing)
-        # On a GPU this is one wait of the host for each call, outside of the loop over blocks.
-        kept = None if empty is None else (~empty).nonzero().squeeze(1)
-        if kept is None or len(kept) == len(self.queries):
+        kept = counted_rows(self.target, self.keywords.label_smoothing)
+        if kept is None:
             return self  # the usual case, for which nothing is copied
-        target = self.target
-        return replace(
-            self,
-            # By autograd, which gives the rows that are left out a gradient of 0. All ranks have the same target, so
-            # that all of them leave out the same rows.
-            queries=self.queries.index_select(0, kept),
-            target=Target(
-                None if target.ids is None else target.ids[kept],
-                target.weights[kept],
-                target.count[kept],
-                target.divisor[kept],
-            ),
-            kept=kept,
-        )
+        # By autograd, which gives the rows that are left out a gradient of 0. All ranks have the same target, so that
+        # all of them leave out the same rows.
+        return replace(self, queries=self.queries.index_select(0, kept), kept=kept)
 
     def rows(self) -> RowTarget:
-        """The target weights of the classes that this rank holds, smoothing and class weights included."""
-        return row_target(self.target, self.keywords.weight, self.live, self.shards, self.keywords.label_smoothing)
+        """The target weights of the n rows, for the classes that this rank holds, with smoothing and class weights."""
+        keywords = self.keywords
+        rows = row_target(self.target, keywords.weight, self.live, self.shards, keywords.label_smoothing)
+        return rows if self.kept is None else rows.only(self.kept)
 
     def reduced(self, losses: Tensor) -> Tensor:
         """The result of a head from the losses of its rows (n,), which are the same on every rank."""
-        return self.result(reduce(losses, self.divisor, self.keywords.reduction))
+        # A mean divides by what all rows of the caller count, those that were left out as well: a row of probabilities
+        # whose classes have weight 0 counts, as in torch.
+        return self.result(reduce(losses, self.target.divisor, self.keywords.reduction))
 
     def result(self, value: Tensor) -> Tensor:
         """A reduced value, (n,) or (), in the shape and dtype that the caller gets."""
@@ -179,9 +168,7 @@ def read_call(
     flat = queries.reshape(-1, queries.shape[-1])
     # The class vectors may be the (C, d) leaf that gets a row-sparse gradient, which torch's own `to` would refuse.
     vectors = in_dtype(linear_weight, queries.dtype)
-    # Over all rows: a row of probabilities whose classes have weight 0 counts in the mean, as in torch.
-    divisor = read.divisor.sum()
-    return HeadCall(flat, vectors, bias, live, read, divisor, keywords, shards, input.shape[:-1], dtype)
+    return HeadCall(flat, vectors, bias, live, read, keywords, shards, input.shape[:-1], dtype)
 
 
 def check_back_end(member: Member, device: torch.device, options: HeadOptions) -> None:
@@ -241,7 +228,7 @@ def blocked_loss(call: HeadCall, kernel: Kernel) -> Tensor:
         # The whole coefficient of each row, the 1/N of a mean included, is known before the blocks run: their gradients
         # are final, and the backward of `loss.backward()` has nothing left to scale.
         if keywords.reduction == "mean":
-            scale = scale * _inverse(call.divisor)
+            scale = scale * _inverse(call.target.divisor.sum())
         given = replace(rows, coefficient=scale)
         value = BlockLoss.apply(*tensors, given, kernel.run, keywords, call.shards, enabled)
     if keywords.multilabel == "normalized" and kernel.omega is not None:
@@ -250,7 +237,7 @@ def blocked_loss(call: HeadCall, kernel: Kernel) -> Tensor:
         omega = kernel.omega if setting is None else partial(kernel.omega, setting=setting)
         # Summed over the ranks before the reduction, which is the same on every rank.
         extra = ranks.total(omega_rows(rows, omega, keywords.options.rows(call.shards.size)))
-        value = value + reduce(extra, call.divisor, keywords.reduction)
+        value = value + reduce(extra, call.target.divisor, keywords.reduction)
     return call.result(value)
 
 
@@ -268,7 +255,7 @@ def omega_rows(rows: RowTarget, omega: Callable[[Tensor], Tensor], step: int) ->
         omega: from rows on the simplex to Omega.
         step: rows at a time, where smoothing gives every class a weight and rows have C entries.
     """
-    scale = _inverse(rows.total).unsqueeze(1)
+    rows, scale = rows[:], _inverse(rows.total).unsqueeze(1)
     weights = rows.weights * scale
     if rows.share is None or rows.class_weight is None:
         # Classes that are not listed have t = 0 and add nothing to Omega: (N, P) is enough.

@@ -22,11 +22,12 @@ class RowTarget:
         t_c = sum of the weights listed for c + share class_weight_c
 
     ids: (n, P) listed classes, or None where `weights` covers all classes in order.
-    weights: (n, P) or (n, C), already times (1 - smoothing).
+    weights: (n, P) or (n, C), already times (1 - smoothing); (N, C) where `chosen` is given.
     share: (n,) what smoothing gives to each live class, before its class weight; None without smoothing.
     class_weight: (C,) class weights, 0 of masked classes; None without smoothing.
     total: (n,) sum_i t_i over the classes of all ranks.
     coefficient: (n,) factor of each row's loss in the result, and so of its gradient; None if no gradient is wanted.
+    chosen: (n,) the rows of a table of weights that this is about; None if those are all of them.
     """
 
     ids: Tensor | None
@@ -35,6 +36,19 @@ class RowTarget:
     class_weight: Tensor | None
     total: Tensor
     coefficient: Tensor | None
+    chosen: Tensor | None = None
+
+    def only(self, rows: Tensor) -> RowTarget:
+        """The target of some rows (n,), without a copy of the table if the weights are one: blocks copy their part."""
+        if self.ids is not None:
+            return self[rows]
+        return replace(
+            self,
+            share=None if self.share is None else self.share[rows],
+            total=self.total[rows],
+            coefficient=None if self.coefficient is None else self.coefficient[rows],
+            chosen=rows if self.chosen is None else self.chosen[rows],
+        )
 
     def __getitem__(self, rows: slice | Tensor) -> RowTarget:
         """The target of some of the rows."""
@@ -44,7 +58,7 @@ class RowTarget:
 
         return RowTarget(
             cut(self.ids),
-            self.weights[rows],
+            self.weights[rows if self.chosen is None else self.chosen[rows]],
             cut(self.share),
             self.class_weight,  # of the classes, the same for all rows
             self.total[rows],
@@ -147,24 +161,28 @@ def row_target(
     return RowTarget(ids, weights, share, class_weight, total, None)
 
 
-def empty_rows(read: Target, label_smoothing: float) -> Tensor | None:
-    """(N,) which rows have no target weight at all: ignored ones, and those whose positives have class weight 0.
+def counted_rows(read: Target, label_smoothing: float) -> Tensor | None:
+    """(n,) the rows that have any target weight, in order; None where all of them do.
 
-    None where that cannot be known: the values are not there under torch.compile and `torch.func`. Every rank has the
-    whole target and finds the same rows.
+    Without are ignored rows, and those whose positives have class weight 0. Every rank has the whole target and finds
+    the same rows. Under torch.compile and `torch.func` there are no values to look at, and every row counts.
     """
     if not readable(read.count, read.weights):
         return None
+    # The lists of positives are short. Rows over all classes are a large table, whose sums are at hand.
+    weights = read.divisor if read.ids is None else read.weights
+    if visible(weights) and bool(weights.all()):
+        return None  # the usual case: every row has positives, and they all have a weight
     # Smoothing gives every class a part of each positive, so that only a row without any is empty.
     empty = read.count == 0
     if label_smoothing == 0:
-        # The lists of positives are short. Rows over all classes are a large table, whose sums are at hand.
-        total = read.divisor if read.ids is None else read.weights.sum(1)
-        empty |= total == 0
+        empty |= (weights if read.ids is None else weights.sum(1)) == 0
     # Class weights may be negative, if anybody wants that, and then cancel: the weights themselves decide.
     rows = empty.nonzero().squeeze(1)
     empty[rows] = ~read.weights[rows].any(1)
-    return empty
+    # On a GPU the host waits here and above: twice for each call, outside of the loop over blocks.
+    kept = (~empty).nonzero().squeeze(1)
+    return None if len(kept) == len(empty) else kept
 
 
 def live_classes(linear_bias: Tensor | None) -> Tensor | None:

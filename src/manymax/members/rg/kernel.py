@@ -46,7 +46,7 @@ def _losses(call: HeadCall) -> Tensor:
         bias = call.bias if call.live is None else torch.where(call.live, call.bias, 0)
         vectors = torch.cat([vectors, bias.unsqueeze(1)], 1)
         queries = torch.cat([queries, torch.ones_like(queries[:, :1])], 1)
-    rows = call.rows()
+    rows = call.rows()[:]
     centred, count = _centred(vectors, call)
     # The ranks add up their parts of the sum of all class vectors, (d,), and of their squares, (d, d). Both results
     # are shared, and so is all that follows from them and the queries: every rank finds the whole gradient of the
