@@ -33,7 +33,8 @@ except ImportError:  # as a command, in an environment that builds nothing
 
 ROOT = Path(__file__).resolve().parent
 PACKAGE = Path("src") / "manymax"
-COMPILERS = ("c++", "g++", "clang++")
+# g++ first: torch comes with the OpenMP library of gcc, and code of clang needs another one beside it.
+COMPILERS = ("g++", "c++", "clang++")
 VARIABLE = "MANYMAX_BUILD"
 WAYS = ("", "native", "python")  # its values
 # The hash of all sources is compiled into this file alone: the objects of the others stay what they are.
@@ -80,8 +81,7 @@ def build(root: Path, force: bool = False, strict: bool = False) -> list[Path]:
     except CannotCompileError as error:
         if way == "native" or (strict and not isinstance(error, NoCompilerError)):
             raise SystemExit(f"the native kernels of manymax cannot be compiled: {error}") from None
-        # What an older build has left would be packed, or loaded by an editable install, as if it were today's.
-        shutil.rmtree(folder, ignore_errors=True)
+        # What an older build has left in the folder is not packed, and is not loaded if it is out of date.
         print(
             f"manymax is built without its native kernels: {error} It works without them; sparse losses are then "
             f"slower. {VARIABLE}=native makes this an error.",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -12,6 +14,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from manymax.engine import native_library
+from manymax.engine.native_levels import levels_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,12 +39,16 @@ print(manymax.__file__)
 """
 
 
-def run(*command: object, **keywords: object) -> str:
-    # No PYTHONPATH: the checkout must not stand in for what was installed.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    result = subprocess.run(
-        [str(part) for part in command], capture_output=True, text=True, env=environment, check=False, **keywords
-    )
+def try_to_run(*command: object, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+    # No PYTHONPATH: the checkout must not stand in for what was installed. And no choices of whoever runs the tests.
+    ours = ("PYTHONPATH", "CXX", "MANYMAX_BUILD", "MANYMAX_BACKEND")
+    environment = {name: value for name, value in os.environ.items() if name not in ours} | variables
+    given = [str(part) for part in command]
+    return subprocess.run(given, capture_output=True, text=True, env=environment, cwd=cwd, check=False)
+
+
+def run(*command: object, cwd: Path | None = None, **variables: str) -> str:
+    result = try_to_run(*command, cwd=cwd, **variables)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
@@ -94,10 +103,48 @@ def test_what_is_shipped(built: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     for wanted in ("manymax/py.typed", "manymax/heads/__init__.pyi", "manymax/study/report/page.html"):
         assert wanted in names
-    # The native kernels are compiled from these on the machine that uses them.
-    assert sum(name.endswith((".cpp", ".h")) for name in names) >= 4
+    # The wheel has what was compiled from the C++ files, the source distribution the files themselves.
+    assert not [name for name in names if name.endswith((".cpp", ".h"))]
     with tarfile.open(sdist) as archive:
         shipped = [name.partition("/")[2] for name in archive.getnames()]
     for name in (*names, *shipped):
         assert not name.startswith(("results/", ".venv/", "studies/")), name
     assert any(name.startswith("tests/contracts/") for name in shipped)
+    assert "hatch_build.py" in shipped
+    assert sum(name.endswith((".cpp", ".h")) for name in shipped) >= 4
+    assert not [name for name in shipped if name.endswith((".so", ".o"))]
+
+
+@pytest.mark.extras
+@pytest.mark.skipif(not native_library.available(), reason="no compiler that works")
+def test_the_wheel_carries_its_native_kernels(built: Path, python: Path, tmp_path: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    machine = platform.machine()
+    # Of one platform, and of every version of Python.
+    assert wheel.name.endswith(f"-py3-none-linux_{machine}.whl")
+    libraries = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".so")]
+    assert len(libraries) == len(levels_of(machine))
+    report = json.loads(run(python.with_name("manymax"), "doctor", "--json", cwd=tmp_path))
+    assert report["backend"] == native_library.resolved_name("auto")
+    assert {one["backend"] for one in report["checks"]} == {f"native-{name}" for name in native_library.levels_here()}
+    assert all(one["passed"] for one in report["checks"])
+    # One pool of threads in the process: the OpenMP library is the one in torch's own folder.
+    assert "torch" in Path(report["openmp"]).parts
+
+
+@pytest.mark.extras
+def test_without_a_compiler_the_wheel_is_pure(python: Path, tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path / "dist", ROOT]
+    refused = try_to_run(*build, PATH=str(tmp_path), MANYMAX_BUILD="native")
+    assert refused.returncode != 0
+    assert "cannot be compiled: no C++ compiler was found. Install one" in refused.stdout + refused.stderr
+    said = try_to_run(*build, PATH=str(tmp_path))
+    assert "manymax is built without its native kernels: no C++ compiler was found" in said.stdout + said.stderr
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    assert wheel.name.endswith("-py3-none-any.whl")
+    zipfile.ZipFile(wheel).extractall(tmp_path / "pure")
+    elsewhere = {"cwd": tmp_path, "PYTHONPATH": str(tmp_path / "pure")}  # before what the environment has installed
+    assert str(tmp_path / "pure") in run(python, "-c", RUN_HEAD, **elsewhere)
+    report = json.loads(run(python, "-m", "manymax", "doctor", "--json", **elsewhere))
+    assert (report["backend"], report["checks"], report["problems"]) == ("torch", [], [])
+    assert "Install a compiler" in report["because"]

@@ -124,7 +124,10 @@ def _load(level: Level) -> ctypes.CDLL | str:
         )
     found = _open(path)
     if isinstance(found, str):
-        return f"the native library cannot be loaded: {found}."
+        return (
+            f"the native library cannot be loaded: {found}. Install the package from source, with g++ as the compiler "
+            "($CXX); code of clang needs its own OpenMP library, libomp."
+        )
     # In a checkout sources change, and functions with other arguments than those in the library would be called. An
     # installed wheel has no sources: library and Python files came together.
     if sources(PACKAGE) and _text(found, "manymax_sources") != fingerprint(PACKAGE):
@@ -161,16 +164,19 @@ def openmp() -> str | None:
     """The file of the OpenMP library that the kernels share with torch; None if there is none, or it is not known."""
     if not levels_here() or os.name != "posix":
         return None
+    # gcc and clang begin a parallel region by functions of different names, and the file of a library holds the names
+    # of what it calls. OpenMP libraries of clang have both.
+    text = (LIBRARIES / levels_of(platform.machine())[0].file).read_bytes()
+    name = "__kmpc_fork_call" if b"__kmpc_fork_call" in text else "GOMP_parallel"
 
     class Found(ctypes.Structure):  # what `dladdr` tells of an address: the file that it is in comes first
         _fields_ = (("file", ctypes.c_char_p), *((name, ctypes.c_void_p) for name in ("base", "symbol", "address")))
 
     process, found = ctypes.CDLL(None), Found()
-    for name in ("GOMP_parallel", "__kmpc_fork_call"):  # by which gcc and clang begin a parallel region
-        function = getattr(process, name, None)
-        if function is not None and process.dladdr(function, ctypes.byref(found)) and found.file:
-            return os.fsdecode(found.file)
-    return None
+    function = getattr(process, name, None)
+    if function is None or not process.dladdr(function, ctypes.byref(found)) or not found.file:
+        return None
+    return os.fsdecode(found.file)
 
 
 @cache  # once per process
