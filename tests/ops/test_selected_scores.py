@@ -57,7 +57,7 @@ def test_the_gradients_are_those_of_the_whole_table(route: str, sparse: bool) ->
     upstream = torch.randn(ids.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     input.requires_grad_(), weight.requires_grad_()
     expected = torch.autograd.grad((input @ weight.T)[rows].gather(1, ids), (input, weight), upstream)
-    found = torch.autograd.grad(SelectedScores.apply(input, weight, rows, ids, sparse), (input, weight), upstream)
+    found = torch.autograd.grad(SelectedScores.apply(input, weight, rows, ids, sparse, None), (input, weight), upstream)
     assert found[1].is_sparse == sparse
     torch.testing.assert_close(found[0], expected[0])
     torch.testing.assert_close(found[1].to_dense(), expected[1])

@@ -20,12 +20,11 @@ from manymax.engine.linear import HeadCall
 from manymax.engine.member import Member
 from manymax.engine.ranks import Ranks
 from manymax.engine.sampled_scores import DrawnKernel, SampledScores, check_values, read_log_q
-from manymax.engine.selected_scores import EntryScores, SelectedScores, SharedRows
+from manymax.engine.selected_scores import SharedRows, class_scores
 from manymax.engine.target import Target
 from manymax.errors import ArgumentError, ArgumentTypeError
 from manymax.ops.checks import visible
 from manymax.ops.lookup import lookup
-from manymax.ops.selected_scores import selected_scores
 from manymax.samplers.base import Draw, Sampler
 
 
@@ -96,9 +95,7 @@ def sampled_loss(member: Member, call: HeadCall, settings: Mapping[str, Any], dr
         # A batch without positives. The loss is 0, but it must still depend on queries, class vectors and bias, so that
         # `backward` works and gives them zeros (a sparse tensor without entries if asked for): sums of nothing do that.
         none = pairs.rows.new_empty(0, 1)
-        nothing = SelectedScores.apply(
-            call.queries[:0], call.vectors, pairs.rows, none, call.keywords.sparse_grad
-        ).sum()
+        nothing = class_scores(call.queries[:0], call.vectors, pairs.rows, none, call.keywords).sum()
         losses = losses + (nothing if call.bias is None else nothing + call.bias[:0].sum())
     if call.keywords.multilabel == "normalized":  # here the mean over the positives: sampled losses have no Omega
         total = call.target.weights.sum(1)
@@ -119,7 +116,7 @@ def _draw(call: HeadCall, pairs: PositivePairs, draws: DrawSettings) -> Draw:
         model = {
             "linear_weight": call.vectors.detach(),
             "linear_bias": None if call.bias is None else call.bias.detach(),
-            "scores": _local_scores(queries, call.vectors, call.bias, pairs.rows),
+            "scores": _local_scores(call, pairs.rows),
         }
     draw: Draw = draws.sampler(
         draws.num_negatives,
@@ -133,9 +130,7 @@ def _draw(call: HeadCall, pairs: PositivePairs, draws: DrawSettings) -> Draw:
     return draw
 
 
-def _local_scores(
-    input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, rows: Tensor
-) -> Callable[[Tensor], Tensor]:
+def _local_scores(call: HeadCall, rows: Tensor) -> Callable[[Tensor], Tensor]:
     """A function from ids, (m,) for all pairs or (M, m), to their scores (M, m), without gradients.
 
     Negatives are chosen by these scores and then scored again with gradients: the choice itself is not differentiated.
@@ -143,11 +138,12 @@ def _local_scores(
 
     @torch.no_grad()
     def scores(ids: Tensor) -> Tensor:
+        queries = call.queries
         if ids.dim() == 1:  # one pool for all rows: a matmul
-            found = input[rows] @ lookup(linear_weight, ids).T
+            found = queries[rows] @ lookup(call.vectors, ids).to(queries.dtype).T
         else:
-            found = selected_scores(input, linear_weight, ids, rows)
-        return found if linear_bias is None else found + lookup(linear_bias, ids)
+            found = class_scores(queries, call.vectors, rows, ids, call.keywords)
+        return found if call.bias is None else found + lookup(call.bias, ids)
 
     return scores
 
@@ -214,16 +210,18 @@ def proposal_of(draw: Draw, num_classes: int, batch: int) -> tuple[Tensor | floa
 
 def _scores_on_one_rank(call: HeadCall, pairs: PositivePairs, draw: Draw, kernel: DrawnKernel) -> SampledScores:
     """Scores of the positives (M,) and of the negatives (M, k), with log q, where one process holds all classes."""
-    rows, target, sparse_grad = pairs.rows, pairs.classes, call.keywords.sparse_grad
+    rows, target, keywords = pairs.rows, pairs.classes, call.keywords
     if draw.shared:
-        # The k class vectors are read once for all rows, and the scores are one matmul.
-        scores = SelectedScores.apply(call.queries, call.vectors, rows, target.unsqueeze(1), sparse_grad)
-        positive = scores.squeeze(1)
-        negative = call.queries[rows] @ SharedRows.apply(call.vectors, draw.ids, sparse_grad).T
+        # The k class vectors are read once for all rows, and the scores are one matmul. Those of the positives are read
+        # by the same function, so that the gradients of both are summed before they are rounded.
+        ids, queries = torch.cat([draw.ids, target]), call.queries[rows]
+        vectors = SharedRows.apply(call.vectors, ids, keywords.sparse_grad, queries.dtype)
+        shared, own = vectors.split([len(draw.ids), len(target)])
+        positive, negative = (queries * own).sum(1), queries @ shared.T
     else:
         # Positive and negatives in one call: their gradients are sorted and summed by class once.
         ids = torch.cat([target.unsqueeze(1), draw.ids], 1)
-        both = SelectedScores.apply(call.queries, call.vectors, rows, ids, sparse_grad)
+        both = class_scores(call.queries, call.vectors, rows, ids, keywords)
         positive, negative = both[:, 0], both[:, 1:]
     if call.bias is not None:
         positive, negative = positive + call.bias[target], negative + call.bias[draw.ids]
@@ -264,7 +262,7 @@ class _RankNegatives(NamedTuple):
 def _entry_scores(call: HeadCall, rows: Tensor, ids: Tensor) -> Tensor:
     """The scores (E,) of pairs of a row and a class that this rank holds, (E,) each, sorted by row."""
     local = ids - call.shards.start
-    scores = EntryScores.apply(call.queries, call.vectors, rows, local, call.keywords.sparse_grad)
+    scores = class_scores(call.queries, call.vectors, rows, local, call.keywords)
     return scores if call.bias is None else scores + call.bias[local]
 
 
@@ -319,7 +317,7 @@ def _shared_negatives(call: HeadCall, pairs: PositivePairs, draw: Draw) -> _Rank
     shards = call.shards
     column = shards.inside(draw.ids).nonzero().squeeze(1)
     ids = draw.ids[column] - shards.start
-    vectors = SharedRows.apply(call.vectors, ids, call.keywords.sparse_grad)
+    vectors = SharedRows.apply(call.vectors, ids, call.keywords.sparse_grad, call.queries.dtype)
     scores = call.queries[pairs.rows] @ vectors.T
     if call.bias is not None:
         scores = scores + call.bias[ids]

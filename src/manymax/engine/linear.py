@@ -34,7 +34,7 @@ class HeadCall:
     """One call of a head that has been read and checked on this rank.
 
     queries: (n, d), the rows flattened. vectors, bias: (classes of this rank, d) and (classes of this rank,). All three
-        are in the dtype of the arithmetic, float32 at least.
+        are in the dtype of the arithmetic, float32 at least; only the vectors of a sampled head are in their own.
     live: (classes of this rank,) which of them are not masked; None where all are known to be alive.
     target: over all classes, of all N rows of the caller; every rank has the whole of it.
     keywords: those that heads share.
@@ -144,9 +144,9 @@ def read_call(
     # Without shards this process is the one rank, and holds all classes.
     shards = Shards((linear_weight.shape[0],)) if shards is None else shards
     member.takes.check(member.name, target, keywords.label_smoothing)
+    check_back_end(member, input.device, keywords.options)
     if member.kind == "exact":
         check_constant(target, keywords.weight)
-        check_back_end(member, input.device, keywords.options)
         if input.is_meta:  # kernels branch on the values of a block (how large supports are), which meta tensors lack
             raise ArgumentError(
                 "`input` is on the meta device, where blocks have no values to look at: take a plain loss."
@@ -166,8 +166,9 @@ def read_call(
     live = live_classes(bias)
     check_live(read, live, shards)
     flat = queries.reshape(-1, queries.shape[-1])
-    # The class vectors may be the (C, d) leaf that gets a row-sparse gradient, which torch's own `to` would refuse.
-    vectors = in_dtype(linear_weight, queries.dtype)
+    # The class vectors may be the (C, d) leaf that gets a row-sparse gradient, which torch's own `to` would refuse. A
+    # sampled head reads a few of them: it converts those that it reads, and never the table.
+    vectors = linear_weight if member.kind == "sampled" else in_dtype(linear_weight, queries.dtype)
     return HeadCall(flat, vectors, bias, live, read, keywords, shards, input.shape[:-1], dtype)
 
 
@@ -178,7 +179,8 @@ def check_back_end(member: Member, device: torch.device, options: HeadOptions) -
     if options.demands_native:
         resolve(options.backend)  # an error if this installation or processor has not got it
         why = "runs on a CPU alone" if device.type != "cpu" else "has no kernel for this member"
-        if device.type != "cpu" or not member.native:
+        # Drawn scores are computed by native code whoever the member is.
+        if device.type != "cpu" or not (member.native or member.kind == "sampled"):
             raise ArgumentError(
                 f"`options.backend` is {options.backend!r}, which {why} (the member is {member.name}, the device "
                 f'{device.type}). Leave it out: "auto" takes native code where it serves.'

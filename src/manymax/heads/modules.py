@@ -157,7 +157,7 @@ class SampledHead(KernelHead):
 
     keywords = SAMPLED_KEYWORDS
     about = "A step touches only the drawn class vectors. There are no second derivatives."
-    honours = frozenset({"sparse_grad", "retain_graph"})
+    honours = frozenset({"sparse_grad", "retain_graph", "backend", "compiled"})
     honours_why = "it computes the scores of drawn classes only, and no blocks of scores"
 
     def __init__(

@@ -1,17 +1,22 @@
-"""Scores of a few selected classes for each query, computed by the fastest of three ways.
+"""Scores of a few selected classes for each query in plain torch, computed by the fastest of three ways.
 
 table      all scores of all queries by one matmul, then those that are wanted: where the table is small
 in place   a sampled product of matrices, which reads each class vector where it is stored: on the CPU
 gathering  copies of the class vectors of some queries at a time, then a batched product: everywhere else
+
+Scores have the dtype of the queries. Class vectors may have another one, half precision for example: those that are
+selected are then converted, some at a time, and never the whole table.
 """
 
 from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding_bag
 
 from manymax.errors import ArgumentError
 from manymax.ops.checks import visible
@@ -49,12 +54,12 @@ def selected_scores(input: Tensor, linear_weight: Tensor, ids: Tensor, rows: Ten
 
     Args:
         input: (R, d) queries.
-        linear_weight: (C, d) class vectors.
+        linear_weight: (C, d) class vectors, of any float dtype.
         ids: (M, k) the selected classes.
         rows: (M,) the query of each row of ids; None for M = R, where each row of ids belongs to its own query.
 
     Returns:
-        (M, k). Gradients do not flow through it: engine/selected_scores.py has them.
+        (M, k) in the dtype of the queries. Gradients do not flow through it: engine/selected_scores.py has them.
 
     Example:
         >>> selected_scores(torch.tensor([[2.0]]), torch.tensor([[1.0], [5.0]]), torch.tensor([[1, 1, 0]]))
@@ -63,7 +68,8 @@ def selected_scores(input: Tensor, linear_weight: Tensor, ids: Tensor, rows: Ten
     # no graph here: autograd would keep the copies of class vectors, or the table, until the backward pass
     with torch.no_grad():
         if table_is_cheaper(len(input), len(linear_weight), ids.numel()):
-            table = input @ linear_weight.T
+            # At most `TABLE_ADVANTAGE` times as many class vectors as a query selects: no large table to convert.
+            table = input @ linear_weight.to(input.dtype).T
             return table.view(-1).index_select(0, flat_positions(rows, ids, len(linear_weight))).view(ids.shape)
         own = input if rows is None else input.index_select(0, rows)
         if _can_read_in_place(own, linear_weight, ids):
@@ -100,8 +106,34 @@ def entry_scores(input: Tensor, linear_weight: Tensor, rows: Tensor, ids: Tensor
         step = max(1, GATHERED_FLOATS // max(1, input.shape[1]))
         for start in range(0, len(ids), step):
             part = slice(start, start + step)
+            # In place, so that the product has the dtype of the queries whatever that of the class vectors is.
             torch.sum(lookup(input, rows[part]).mul_(lookup(linear_weight, ids[part])), 1, out=out[part])
         return out
+
+
+def selected_sums(linear_weight: Tensor, ids: Tensor, factors: Tensor) -> Tensor:
+    """sum_j factors_mj w_{ids_mj}, the gradient of selected scores in the queries.
+
+    Args:
+        linear_weight: (C, d) class vectors.
+        ids: (M, k) the selected classes.
+        factors: (M, k) in the dtype of the result.
+
+    Returns:
+        (M, d).
+
+    Example:
+        >>> selected_sums(torch.tensor([[1.0], [5.0]]), torch.tensor([[1, 1, 0]]), torch.tensor([[1.0, 2.0, 3.0]]))
+        tensor([[18.]])
+    """
+    if factors.dtype == linear_weight.dtype:
+        # 2-D ids are bags by themselves, one per row of ids.
+        return embedding_bag(ids, linear_weight, mode="sum", per_sample_weights=factors.contiguous())
+    out = factors.new_empty(len(ids), linear_weight.shape[1])
+    for part in _parts(ids, linear_weight.shape[1]):
+        vectors = lookup(linear_weight, ids[part]).to(factors.dtype)
+        torch.bmm(factors[part].unsqueeze(1), vectors, out=out[part].unsqueeze(1))
+    return out
 
 
 def _can_read_in_place(input: Tensor, linear_weight: Tensor, ids: Tensor) -> bool:
@@ -109,6 +141,8 @@ def _can_read_in_place(input: Tensor, linear_weight: Tensor, ids: Tensor) -> boo
     # A sparse matrix may not have more entries than places, although here classes can repeat. On a GPU and under
     # torch.compile `visible` says no.
     num_places = len(input) * len(linear_weight)
+    if input.dtype != linear_weight.dtype:
+        return False
     return visible(input, linear_weight, ids) and 0 < ids.numel() <= num_places
 
 
@@ -144,17 +178,22 @@ def _use_up_sparse_warning() -> None:
         torch.sparse_csr_tensor([0, 0], [], [], (1, 1), check_invariants=False)
 
 
+def _parts(ids: Tensor, d: int) -> Iterator[slice]:
+    """Slices of the rows of ids (M, k), so that their class vectors of d numbers have `GATHERED_FLOATS` together."""
+    step = max(1, GATHERED_FLOATS // max(1, ids.shape[1] * d))
+    return (slice(start, start + step) for start in range(0, len(ids), step))
+
+
 def _scores_by_gathering(input: Tensor, linear_weight: Tensor, ids: Tensor) -> Tensor:
     """Copy the class vectors of some queries at a time, and multiply: (M, k) for queries (M, d) and ids (M, k)."""
     out = input.new_empty(ids.shape)
-    (num_rows, k), d = ids.shape, input.shape[1]
-    step = max(1, GATHERED_FLOATS // max(1, k * d))
+    k, d = ids.shape[1], input.shape[1]
     # one buffer for all blocks: touching new memory costs more than the products
-    buffer = input.new_empty(min(step, num_rows) * k, d)
-    for start in range(0, num_rows, step):
-        block = ids[start : start + step]
+    buffer = linear_weight.new_empty(min(len(ids) * k, max(k, GATHERED_FLOATS // max(1, d))), d)
+    for part in _parts(ids, d):
+        block = ids[part]
         vectors = buffer[: block.numel()]
         torch.index_select(linear_weight, 0, block.reshape(-1), out=vectors)
-        product = out[start : start + step].unsqueeze(2)
-        torch.bmm(vectors.view(len(block), k, d), input[start : start + step].unsqueeze(2), out=product)
+        widened = vectors.view(len(block), k, d).to(input.dtype)
+        torch.bmm(widened, input[part].unsqueeze(2), out=out[part].unsqueeze(2))
     return out
