@@ -12,7 +12,7 @@ const int32_t* classes_of(const T* row, int64_t stride) {
   return reinterpret_cast<const int32_t*>(row + stride / 2);  // where Row::pack() put them
 }
 
-// to[0..size) += sum_k values[k] x table[classes[k]]: each vector is read once, and the sums stay in registers.
+// to[0..d) += sum_k values[k] x table[classes[k]]: each vector is read once, and the sums stay in registers.
 template <typename T>
 void add_vectors(const T* values, const int32_t* classes, int64_t count, const T* table, int64_t d, T* to) {
   for (int64_t start = 0; start < d; start += WIDTH) {
@@ -33,28 +33,51 @@ void add_vectors(const T* values, const int32_t* classes, int64_t count, const T
   }
 }
 
-// grad_input[r] += sum of value x class vector over the entries of packed row r.
+// Classes that are worked on at a time, so that their vectors, or the gradients of these, stay in the second-level
+// cache from row to row: 2^16 numbers are 256 KB of float32. Where rows have few entries a range is longer, because
+// finding its entries would cost more than adding them.
+int64_t range_of_classes(int64_t classes, int64_t d, int64_t n, const int64_t* count, int threads) {
+  int64_t entries = 0;
+  for (int64_t r = 0; r < n; ++r) entries += std::max<int64_t>(0, count[r]);
+  const int64_t fit = std::max<int64_t>(64, (int64_t(1) << 16) / std::max<int64_t>(1, d));
+  const int64_t worth = 16 * classes * n / std::max<int64_t>(1, entries);  // 16 entries of a row on average
+  // At least eight for each thread, so that popular classes in one of them keep no thread waiting.
+  return std::max<int64_t>(16, std::min(std::max(fit, worth), classes / (8 * threads)));
+}
+
+// grad_input[r] += sum of value x class vector over the entries of packed row r, in the order of its classes.
 template <typename T>
-void add_to_input(const T* table, int64_t n, int64_t stride, const int64_t* count, const T* vectors, int64_t d,
-                  T* grad_input, int threads) {
+void add_to_input(const T* table, int64_t n, int64_t stride, int64_t classes, const int64_t* count, const T* vectors,
+                  int64_t d, T* grad_input, int threads) {
+  const int64_t range = range_of_classes(classes, d, n, count, threads);
+  // Rows of one thread at a time: the more, the more often a class vector is used while it is in cache.
+  const int64_t rows = std::max<int64_t>(1, (n + 3 * threads - 1) / (3 * threads));
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
-  for (int64_t r = 0; r < n; ++r) {
-    const T* const row = table + r * stride;
-    if (count[r] > 0) add_vectors(row, classes_of(row, stride), count[r], vectors, d, grad_input + r * d);
+  for (int64_t start = 0; start < n; start += rows) {
+    const int64_t size = std::min(rows, n - start);
+    std::vector<int64_t> next(size, 0);  // of each row: its first entry that has not been added
+    for (int64_t last = range; last < classes + range; last += range)
+      for (int64_t k = 0; k < size; ++k) {
+        const int64_t r = start + k;
+        const T* const row = table + r * stride;
+        const int32_t* const at = classes_of(row, stride);
+        const int64_t from = next[k];
+        int64_t to = from;
+        while (to < count[r] && at[to] < last) ++to;
+        if (to > from) add_vectors(row + from, at + from, to - from, vectors, d, grad_input + r * d);
+        next[k] = to;
+      }
   }
 }
 
 // grad_vectors[c] += value x query, and grad_bias[c] += value, over the entries of all packed rows.
 //
 // A thread takes a range of classes at a time, of which it alone writes the gradient: no two threads meet, and each
-// class sums its rows in their order, whatever the number of threads. A range is so short that its gradients stay in
-// cache from row to row.
+// class sums its rows in their order, whatever the number of threads.
 template <typename T>
 void add_to_vectors(const T* table, int64_t n, int64_t stride, int64_t classes, const int64_t* count, const T* input,
                     int64_t d, T* grad_vectors, T* grad_bias, int threads) {
-  // 2^16 numbers are 256 KB of float32; and enough ranges that popular classes in one of them keep no thread waiting.
-  const int64_t fit = std::max<int64_t>(64, (int64_t(1) << 16) / std::max<int64_t>(1, d));
-  const int64_t range = std::max<int64_t>(16, std::min(fit, classes / 32));
+  const int64_t range = range_of_classes(classes, d, n, count, threads);
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
   for (int64_t first = 0; first < classes; first += range) {
     const int64_t last = std::min(classes, first + range);
@@ -130,9 +153,9 @@ void pack_above(T* scores, int64_t n, int64_t stride, int64_t classes, const T* 
 // C names, one for each precision, which ctypes finds by name: nothing of torch is linked, so that a library works with
 // every version of it.
 #define EXPORT(T, SUFFIX)                                                                                              \
-  NATIVE void add_to_input_##SUFFIX(const T* table, int64_t n, int64_t stride, const int64_t* count,          \
-                                            const T* vectors, int64_t d, T* grad_input, int threads) {                \
-    add_to_input(table, n, stride, count, vectors, d, grad_input, threads);                                           \
+  NATIVE void add_to_input_##SUFFIX(const T* table, int64_t n, int64_t stride, int64_t classes,               \
+                                    const int64_t* count, const T* vectors, int64_t d, T* grad_input, int threads) {  \
+    add_to_input(table, n, stride, classes, count, vectors, d, grad_input, threads);                                  \
   }                                                                                                                    \
   NATIVE void add_to_vectors_##SUFFIX(const T* table, int64_t n, int64_t stride, int64_t classes,             \
                                               const int64_t* count, const T* input, int64_t d, T* grad_vectors,       \

@@ -118,7 +118,7 @@ def add_to_input(part: Mixed, vectors: Tensor, grad_input: Tensor) -> None:
         vectors: (C, d). grad_input: (n, d). Both contiguous and in the dtype of the scores.
     """
     n, stride = part.table.shape
-    arguments = part.table, n, stride, part.count, vectors, vectors.shape[1], grad_input
+    arguments = part.table, n, stride, vectors.shape[0], part.count, vectors, vectors.shape[1], grad_input
     call(part.level, "add_to_input", part.table, *arguments, threads=True)
 
 

@@ -43,6 +43,19 @@ void softmax_row(const Batch<T>& b, int64_t r, Row<T>& row) {
   b.subtract_target(r, total != 0 ? sum / total : 0);  // a row without a positive has a factor of 0
 }
 
+// For rows of which this rank has a part: their maximum here, and e^(s - maximum) in place of the scores with its sum.
+// A row whose classes are all masked here becomes 0.
+template <typename T>
+void part_of_row(int64_t r, Row<T>& row, T* top, double* sum) {
+  top[r] = row.scan();
+  if (std::isfinite(top[r])) {
+    sum[r] = exponentials(row.scores, row.classes, top[r]);
+  } else {
+    std::fill(row.scores, row.scores + row.classes, T(0));
+    sum[r] = 0;
+  }
+}
+
 }  // namespace
 
 // C functions for ctypes, one per precision; arguments as engine/native.py passes them.
@@ -50,6 +63,10 @@ void softmax_row(const Batch<T>& b, int64_t r, Row<T>& row) {
   NATIVE void softmax_rows_##SUFFIX(BATCH_ARGUMENTS(T), int threads) {                                        \
     const Batch<T> b = BATCH(T);                                                                                      \
     for_rows(scores, n, stride, classes, threads, [&](int64_t r, Row<T>& row) { softmax_row(b, r, row); });           \
+  }                                                                                                                    \
+  NATIVE void softmax_parts_##SUFFIX(T* scores, int64_t n, int64_t stride, int64_t classes, T* top, double* sum,      \
+                                     int threads) {                                                                   \
+    for_rows(scores, n, stride, classes, threads, [&](int64_t r, Row<T>& row) { part_of_row(r, row, top, sum); });    \
   }
 
 EXPORT(float, float32)

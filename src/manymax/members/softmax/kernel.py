@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from manymax.engine import native
-from manymax.engine.blocks import Block, BlockResult, Dense, Kernel
+from manymax.engine import native, native_library
+from manymax.engine.blocks import Block, BlockResult, Dense, Kernel, Sparse
 from manymax.engine.cost import DOUBLE, MARKED, EntryCost, Work, exact_cost, exact_traffic
 from manymax.engine.ranks import columns
 from manymax.members.softmax.loss import omega
@@ -35,9 +36,9 @@ def softmax_kernel() -> Kernel:
 
 def block_softmax(block: Block) -> BlockResult:
     """Losses (n,) and gradient of a block of scores (n, C'); the gradient overwrites the scores."""
-    if not block.ranks.alone:
-        return _sharded_rows(block)
     level = native.level_for(block)
+    if not block.ranks.alone:
+        return _sharded_rows(block, level)
     return _whole_rows(block) if level is None else _native_rows(block, level)
 
 
@@ -97,32 +98,67 @@ def _whole_rows(block: Block) -> BlockResult:
     return result
 
 
-def _sharded_rows(block: Block) -> BlockResult:
+def _sharded_rows(block: Block, level: str | None) -> BlockResult:
     """The result of a block whose classes are split over ranks: each rank has a part of every row.
 
-    The softmax over the classes of this rank, times this rank's share of the partition function of all ranks.
+    Each rank turns its scores into e^(s - m) relative to a maximum m of its own, or into their softmax; a factor of the
+    row makes probabilities over the classes of all ranks out of them.
+
+    Args:
+        block: of this rank.
+        level: the dispatch level of the native library, or None for plain torch.
     """
-    target, scores, ranks = block.target, block.scores, block.ranks
-    rank_maximum = scores.amax(1, keepdim=True)
+    target, ranks, dtype = block.target, block.ranks, block.scores.dtype
+    # Before anything is overwritten; for float rows `pick` is a view of the scores, hence the copy.
+    positive_scores = target.pick(block.scores).clone()
+    rank_maximum, rank_sum = _sum_in_place(block) if level is None else _native_sum_in_place(block, level)
     # First exchange. A nan on one rank wins, so that all ranks raise the same error and none waits for the others.
     maximum = ranks.maximum(rank_maximum)
     check_finite(maximum)
     # Relative to the maximum of all ranks, which every rank knows: the parts of the sum can be added up.
-    inner = target.inner(target.pick(scores), maximum, block.spread)
-    probs = torch.softmax(scores, 1, out=scores)
-    masked = (rank_maximum == -torch.inf).squeeze(1)
+    inner = target.inner(positive_scores, maximum, block.spread)
+    # In float64, because the exponential spans many orders of magnitude; 0 where all classes of this rank are masked.
+    factor = (rank_maximum - maximum).double().exp().squeeze(1)
+    # Second exchange: both sums of a row in one message.
+    partition, inner = ranks.sum(columns(factor * rank_sum, inner)).unbind(1)
+    result = BlockResult((target.total * partition.log() - inner).to(dtype))
+    if target.coefficient is None:
+        return result
+    share = (factor / partition if level is not None else factor * rank_sum / partition).to(dtype)
+    if target.ids is not None and target.share is None:
+        # coefficient (total share e - t): the factor of the row stays outside of the table, and the few positives are
+        # entries of their own, because it may be 0 in float32 where another rank holds all of the probability.
+        row, column = (target.weights != 0).nonzero(as_tuple=True)
+        values = -(target.factor.unsqueeze(1) * target.weights)[row, column]
+        result.parts += [
+            Dense(block.scores, target.row_coefficient * share),
+            Sparse(row, target.ids[row, column], values.to(dtype)),
+        ]
+        return result
+    block.scores.mul_(share.unsqueeze(1))
+    target.subtract_(block.scores)
+    result.parts.append(Dense(block.scores, target.row_coefficient))
+    return result
+
+
+def _native_sum_in_place(block: Block, level: str) -> tuple[Tensor, Tensor]:
+    """Maxima m (n, 1) and sums of e^(s - m) (n,) over the classes of this rank; e^(s - m) overwrites the scores."""
+    scores = block.scores
+    top, total = scores.new_empty(len(scores), 1), torch.empty(len(scores), dtype=torch.float64)
+    native_library.call(
+        level, "softmax_parts", scores, scores, *scores.shape, block.num_classes, top, total, threads=True
+    )
+    return top, total
+
+
+def _sum_in_place(block: Block) -> tuple[Tensor, Tensor]:
+    """The same in plain torch, but for the scores: they become their softmax, e^(s - m) divided by the sums."""
+    maximum = block.scores.amax(1, keepdim=True)
+    probs = torch.softmax(block.scores, 1, out=block.scores)
+    masked = (maximum == -torch.inf).squeeze(1)
     if masked.any():
         # All classes of the row on this rank are masked, and their softmax is nan. With 1 in place of nan the factor
-        # exp(-inf) below makes both their share of the partition function and their gradient 0.
+        # exp(-inf) makes both their share of the partition function and their gradient 0.
         probs[masked] = 1.0
-    # sum_j exp(s_j - max) over this rank's classes without another pass over the table: the largest probability is
-    # 1 / sum_j exp(s_j - rank_maximum). In float64, because the exponential spans many orders of magnitude.
-    partial = (rank_maximum - maximum).double().exp() / probs.amax(1, keepdim=True)
-    # Second exchange: both sums of a row in one message.
-    partition, inner = ranks.sum(columns(partial.squeeze(1), inner)).unbind(1)
-    result = BlockResult((target.total * partition.log() - inner).to(scores.dtype))
-    if target.coefficient is not None:
-        probs.mul_((partial / partition.unsqueeze(1)).to(scores.dtype))
-        target.subtract_(probs)
-        result.parts.append(Dense(probs, target.row_coefficient))
-    return result
+    # Without another pass for the sum: the largest probability is 1 / sum_j exp(s_j - m).
+    return maximum, 1 / probs.amax(1).double()
