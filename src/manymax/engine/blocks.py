@@ -133,10 +133,8 @@ class Kernel:
     omega: the regulariser Omega of the normalized form, from rows on the simplex (n, P) or (n, C), of which zeros may
         be left out, to (n,). Where there is a setting it is passed as the keyword `setting`. None where the normalized
         form is the loss divided by |t| and nothing more.
-    native: whether `run` hands blocks to the native back end where that serves them.
     """
 
     run: Callable[[Block], BlockResult]
     setting: Tensor | None = None  # an argument of the autograd function, which is how it gets a gradient
     omega: Callable[..., Tensor] | None = None
-    native: bool = False

@@ -36,7 +36,7 @@ def level_for(block: Block) -> str | None:
         reason = f"it takes fewer than 2^31 classes; got {block.num_classes}"
     if reason is None:
         return level
-    if backend.startswith("native"):
+    if block.keywords.options.demands_native:
         raise ManymaxError(f"`options.backend={backend!r}` cannot serve this call: {reason}. Take 'auto' or 'torch'.")
     return None
 

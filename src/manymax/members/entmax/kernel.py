@@ -64,7 +64,7 @@ def entmax_kernel(alpha: float | Tensor = 1.5) -> Kernel:
     def omega_at(probs: Tensor, setting: float | Tensor = alpha) -> Tensor:
         return omega(probs, setting)
 
-    return Kernel(run, setting=alpha_tensor if learned else None, omega=omega_at, native=True)
+    return Kernel(run, setting=alpha_tensor if learned else None, omega=omega_at)
 
 
 def block_entmax(alpha: float, wants_alpha: bool = False) -> Callable[[Block], BlockResult]:

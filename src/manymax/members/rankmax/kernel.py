@@ -47,7 +47,7 @@ def rankmax_kernel() -> Kernel:
         >>> manymax.linear_rankmax_loss(input, vectors, torch.tensor([1]))
         tensor(0.9163)
     """
-    return Kernel(block_rankmax, native=True)
+    return Kernel(block_rankmax)
 
 
 def block_rankmax(block: Block) -> BlockResult:

@@ -15,6 +15,7 @@ MEMBER = Member(
     foundation=foundation,
     formulas=FORMULAS,
     facts=FACTS,
+    native=True,
     kernel=softmax_kernel,
     cost=COST,
     traffic=TRAFFIC,

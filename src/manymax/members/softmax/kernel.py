@@ -31,7 +31,7 @@ def softmax_kernel() -> Kernel:
         >>> manymax.linear_softmax_loss(input, vectors, torch.tensor([0]))
         tensor(0.3490)
     """
-    return Kernel(block_softmax, omega=omega, native=True)
+    return Kernel(block_softmax, omega=omega)
 
 
 def block_softmax(block: Block) -> BlockResult:

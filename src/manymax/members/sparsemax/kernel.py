@@ -20,4 +20,4 @@ def sparsemax_kernel() -> Kernel:
     # Entmax at alpha = 2 takes the branches without powers (p = u, and the slope of sum p is the size of the support),
     # here and in kernel.cpp, so that a kernel of its own would save nothing. Only Omega is sparsemax's: that of entmax
     # is the same number, computed through logarithms.
-    return Kernel(block_entmax(2.0), omega=omega, native=True)
+    return Kernel(block_entmax(2.0), omega=omega)
