@@ -1,4 +1,4 @@
-"""The figures of heads.py as Markdown tables, and the page that they are written into."""
+"""The page of heads.py, made of its record alone: a figure, five ratios, and all tables folded below."""
 
 from __future__ import annotations
 
@@ -7,67 +7,171 @@ import os
 from pathlib import Path
 from typing import Any
 
-from head_curves import slope, time_ratio
 from measure import write_between_marks
 
-
-def tables(figures: dict[str, Any], plot_path: str) -> list[str]:
-    """Lines of Markdown: all comparisons with their bars, the trajectory, the growth, and the limits of the machine.
-
-    Args:
-        figures: the content of the JSON file.
-        plot_path: of the plot of growth, relative to the page.
-    """
-    groups = figures["groups"]
-    lines = ["| scores | ours / other | ratio | bar | |", "| --- | --- | --- | --- | --- |"]
-    for group in groups.values():
-        for entry in group["lines"]:
-            bar = "-" if entry["bar"] is None else f"{entry['bar']:.3g}"
-            cells = [entry["problem"], entry["what"], f"{entry['ratio']:.3g}", bar, entry["verdict"]]
-            lines.append(f"| {' | '.join(cells)} |")
-    if "rows" in groups.get("trajectory", {}):
-        lines += ["", *trajectory_table(groups["trajectory"])]
-    if "seconds" in groups.get("growth", {}):
-        lines += ["", *growth_table(groups["growth"], plot_path)]
-    peaks = "; ".join(f"{name} {value:.3g}" for name, value in next(iter(groups.values()))["limits"].items())
-    about = figures["environment"]
-    lines += ["", f"{about['machine']}, threads: {about['threads']}, torch {about['torch']}. Limits measured: {peaks}."]
-    return lines
-
-
-def trajectory_table(group: dict[str, Any]) -> list[str]:
-    """Time over that of softmax, and support, for every second stretch of steps."""
-    names = list(group["cheaper_from"])
-    lines = [
-        f"Time of a step over that of softmax, and support (median), C = {group['classes']:,}, to step:",
-        "",
-        f"| step | {' | '.join(names)} |",
-        "| --- |" + " --- |" * len(names),
-    ]
-    for row in group["rows"][::2]:
-        cells = [f"{time_ratio(row, name):.2f} ({row[name]['support']:.0f})" for name in names]
-        lines.append(f"| {row['step']} | {' | '.join(cells)} |")
-    steps = [f"{number}" if number is not None else "never" for number in group["cheaper_from"].values()]
-    return [*lines, f"| cheaper from | {' | '.join(steps)} |"]
-
-
-def growth_table(group: dict[str, Any], plot_path: str) -> list[str]:
-    """Milliseconds of a step against C, the slope, and the cost of an epoch that the paper states."""
-    counts = group["classes"]
-    lines = [
-        f"Milliseconds of a step, N = 128, and the slope on [log-log lines]({plot_path}):",
-        "",
-        f"| member | {' | '.join(f'C = {c:,}' for c in counts)} | slope | an epoch, as the paper has it |",
-        "| --- |" + " --- |" * (len(counts) + 2),
-    ]
-    for name, values in group["seconds"].items():
-        cells = [f"{1e3 * value:.3g}" for value in values] + [f"{slope(counts, values):.2f}"]
-        paper = group["paper"].get(name.removesuffix(", compiled"), "-").replace("|", r"\|")
-        lines.append(f"| {name} | {' | '.join(cells)} | {paper} |")
-    return lines
+# The five ratios: (question, beginning of the problem, beginning of the figure, what to say of it).
+HEADLINES = (
+    ("peers", "real C=41,000", "softmax / eager", "softmax / plain torch: `F.linear` and `F.cross_entropy`"),
+    ("limit", "real C=41,000", "softmax / three products", "softmax / its three matrix products, the limit"),
+    ("limit", "real C=41,000", "sparsemax / softmax", "sparsemax / our softmax"),
+    ("peers", "real C=41,000", "entmax-1.5 / package", "entmax-1.5 / the entmax package at its best k"),
+    (
+        "sampled",
+        "Zipf",
+        "ours, C = 1,000,000 / nn.Embedding",
+        "sampled softmax over 10^6 classes with its optimiser step / `nn.Embedding(sparse=True)` and `SparseAdam`",
+    ),
+)
+TITLES = {
+    "limit": "How far is each loss from the limit, and from our softmax?",
+    "peers": "Ours against torch and the entmax package",
+    "memory": "Peaks of memory above inputs and gradients",
+    "sampled": "Sampled softmax with its optimiser step",
+    "neighbour": "Beside a process that keeps one core busy",
+    "backends": "What the default back end saves against plain torch",
+    "unwanted": "Work that nobody wants: ignored rows, frozen tensors, no gradient",
+    "epoch": "An epoch of matrix factorisation",
+    "growth": "Growth with the number of classes",
+}
+STYLES = {  # of the lines of the figure: ours are solid, those of others dashed
+    "softmax": {"color": "#1f4e9c", "linewidth": 2.5},
+    "sparsemax": {"color": "#d1495b", "linewidth": 2.5},
+    "entmax-1.5": {"color": "#2e8b57", "linewidth": 2.5},
+    "torch: eager": {"color": "#1f4e9c", "linestyle": "--"},
+    "torch: linear_cross_entropy": {"color": "#6fa8dc", "linestyle": "--"},
+    "entmax package: sparsemax": {"color": "#d1495b", "linestyle": "--"},
+    "entmax package: entmax-1.5": {"color": "#2e8b57", "linestyle": "--"},
+}
 
 
 def write_page(page: Path, source: Path) -> None:
-    """Write the tables of the JSON file `source` between the marks of a page."""
-    plot_path = os.path.relpath(source.with_suffix(".svg"), page.parent)
-    write_between_marks(page, "speed", tables(json.loads(source.read_text(encoding="utf-8")), plot_path))
+    """Write the record `source` between the marks of a page, and the figure as SVG next to the record."""
+    record = json.loads(source.read_text(encoding="utf-8"))
+    drawing = source.with_suffix(".svg")
+    lines: list[str] = []
+    if "curves" in record["questions"].get("growth", {}):
+        draw(drawing, record["questions"]["growth"])
+        shown = f"Time and peak memory of a step against the number of classes]({os.path.relpath(drawing, page.parent)}"
+        lines += [f"![{shown})", ""]
+    lines += [*headlines(record), "", *machine(record), ""]
+    for name, found in record["questions"].items():
+        note = "" if found["complete"] else " (not complete)"
+        lines += [
+            "<details>",
+            f"<summary>{TITLES[name]}{note}</summary>",
+            "",
+            *table(name, found),
+            "",
+            "</details>",
+            "",
+        ]
+    write_between_marks(page, "speed", lines[:-1])
+
+
+def headlines(record: dict[str, Any]) -> list[str]:
+    """The table of the five ratios; one that the record does not have is left out."""
+    lines = ["| time of a step, ours / other | ratio |", "| --- | --- |"]
+    for question, problem, figure, text in HEADLINES:
+        for line in record["questions"].get(question, {"lines": []})["lines"]:
+            if line["problem"].startswith(problem) and line["figure"].startswith(figure):
+                lines.append(f"| {text} | **{line['ratio']:.2f}** |")
+                break
+    return lines
+
+
+def machine(record: dict[str, Any]) -> list[str]:
+    """Where the figures were measured, and how many bars were reached, which were not."""
+    about = record["environment"]
+    lines = [line for found in record["questions"].values() for line in found["lines"] if line["bar"] is not None]
+    missed = [line for line in lines if line["verdict"] == "not reached"]
+    text = [
+        f"Measured on {about['date']}: {about['machine']} ({', '.join(about['instruction_sets'])}), threads:"
+        f" {about['threads']}, torch {about['torch']}, back end: {about['backend'] or 'not recorded'}.",
+        f"Of {len(lines)} bars, goals that were set beforehand, {len(lines) - len(missed)} are reached.",
+    ]
+    if record["quick"]:
+        text.append("**These are figures of small sizes, made to try the program.**")
+    return text
+
+
+def table(question: str, found: dict[str, Any]) -> list[str]:
+    """The table of a question, below what is known of its scores."""
+    lines = [*facts(found["facts"]), ""] if found["facts"] else []
+    if question == "growth":
+        return lines + curves(found)
+    figures = list(dict.fromkeys(line["figure"] for line in found["lines"]))
+    problems = list(dict.fromkeys(line["problem"] for line in found["lines"]))
+    cells = {(line["problem"], line["figure"]): cell(line) for line in found["lines"]}
+    if len(cells) == len(figures) * len(problems) and len(problems) > 1:  # every figure of every problem
+        rows = [[problem, *(cells[problem, figure] for figure in figures)] for problem in problems]
+        return lines + markdown(["scores", *figures], rows)
+    rows = [[line["problem"], line["figure"], cell(line), repeats(line)] for line in found["lines"]]
+    return lines + markdown(["scores", "ours / other", "ratio", "repeats"], rows)
+
+
+def cell(line: dict[str, Any]) -> str:
+    """A ratio with its bar; in bold type if the bar is not reached."""
+    if line["bar"] is None:
+        return f"{line['ratio']:.3g}"
+    return (
+        f"**{line['ratio']:.3g}** > {line['bar']:g}"
+        if line["verdict"] == "not reached"
+        else (f"{line['ratio']:.3g} ≤ {line['bar']:g}")
+    )
+
+
+def repeats(line: dict[str, Any]) -> str:
+    """How many runs the two medians of a ratio are of."""
+    return ", ".join(str(taken["repeats"]) for taken in line.get("times", {}).values())
+
+
+def facts(known: dict[str, Any]) -> list[str]:
+    """What the speed of sparse losses depends on, per problem."""
+    members = list(next(iter(known.values()))["support"])
+    rows = [
+        [problem, f"{of['largest_score']:.2f}", f"{of['within_1_of_it']:.3f}"]
+        + [f"{of['support'][name]:,.0f}" for name in members]
+        for problem, of in known.items()
+    ]
+    return markdown(["scores", "largest", "share within 1 of it", *(f"{name} keeps" for name in members)], rows)
+
+
+def curves(found: dict[str, Any]) -> list[str]:
+    """Milliseconds and peaks against C."""
+    counts = [f"C = {count:,}" for count in found.get("classes", ())]
+    rows = []
+    for name, curve in found.get("curves", {}).items():
+        peaks = ["-" if peak is None else f"{peak:.0f} MB" for peak in curve["peak_mb"]]
+        both = zip(curve["seconds"], peaks, strict=True)
+        rows.append([name, *(f"{1e3 * seconds:.3g} ms, {peak}" for seconds, peak in both)])
+    return markdown([f"N = {found.get('rows')}", *counts], rows)
+
+
+def markdown(head: list[str], rows: list[list[str]]) -> list[str]:
+    """A table in Markdown."""
+    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
+
+
+def draw(path: Path, found: dict[str, Any]) -> None:
+    """Draw time and memory against C with logarithmic axes, one above the other so that a phone shows them legibly."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams.update({"svg.hashsalt": "manymax", "font.size": 13})  # the same figures give the same file
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(2, 1, figsize=(5.5, 8.5), sharex=True, layout="constrained")
+    for axis, key, factor in ((axes[0], "seconds", 1e3), (axes[1], "peak_mb", 1.0)):
+        for name, curve in found["curves"].items():
+            points = [
+                (c, factor * v) for c, v in zip(found["classes"], curve[key], strict=True) if v is not None and v > 0
+            ]
+            axis.loglog(*zip(*points, strict=True), marker="o", markersize=4, label=name, **STYLES[name])
+        axis.grid(alpha=0.3)
+    axes[0].set(title="Time of a step, ms")
+    axes[1].set(title="Peak memory above inputs and gradients, MB", xlabel=f"classes C; N = {found['rows']}, d = 64")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=10.5)
+    new = path.with_suffix(".tmp")
+    figure.savefig(new, format="svg", metadata={"Date": None})
+    pyplot.close(figure)
+    new.replace(path)

@@ -1,157 +1,124 @@
-"""What the groups of heads.py share: the problem that a step is run on, runs in turns, and the file of figures."""
+"""What a step of heads.py runs on: queries, class vectors and labels of three regimes, and the model of one of them.
+
+    fresh    small random scores, like those of a new model: a sparse map keeps nearly all classes
+    peaked   scores made to be like those of a confident model: a sparse map keeps one or two classes
+    real     users and items of a trained matrix factorisation: the largest score is about .5, nearly all classes lie
+             within 1 of it, sparsemax keeps about ten of 41,000 classes and entmax-1.5 about two thousand
+
+The model of `real` is trained with entmax-1.5 on planted interactions when it is first needed, in some minutes, and
+kept as the folder of a run in the user's cache. The folder of any other run can take its place.
+"""
 
 from __future__ import annotations
 
-import argparse
-import gc
-import json
-import sys
-import time
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from measure import environment, median, peak_mb, scores_like, write
+from measure import scores_like
 from torch import Tensor
 
+import manymax
+from manymax.study.config import RunConfig
+from manymax.study.data.load import cache
+from manymax.study.run import run
+from manymax.study.serve import Served
+
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]  # queries (N, d), class vectors (C, d) and labels (N,) to a scalar
+REGIMES = ("fresh", "peaked", "real")
 DIM = 64
-SECONDS_PER_CONTESTANT = 20.0  # for all rounds of one contestant: slow peers get fewer rounds
+# One evaluation, after the last epoch. Of the planted items, about 8 % are drawn by nobody and are not in the model.
+MODEL = {"size": "30000x45000x34", "epochs": 9}
+QUICK_MODEL = {"size": "300x600x20", "epochs": 3}
+NOISE = 0.05  # of the vectors of repeated items, as a share of their length
 
 
-class Figures:
-    """The figures of all groups. They are written to the file after every line, so that nothing measured is lost."""
+def default_folder(quick: bool) -> Path:
+    """The folder in the user's cache that keeps the model of the real regime."""
+    settings = QUICK_MODEL if quick else MODEL
+    return cache() / "benchmarks" / f"planted-{settings['size']}-{settings['epochs']}"
 
-    def __init__(self, arguments: argparse.Namespace) -> None:
-        self.path = arguments.json
-        self.groups: dict[str, Any] = {}
-        self.current: dict[str, Any] = {}
-        self.about = {"environment": environment(arguments), "quick": arguments.quick}
-        if self.path and Path(self.path).exists():
-            found = json.loads(Path(self.path).read_text(encoding="utf-8"))
-            if found.get("quick") != arguments.quick:
-                sys.exit(f"{self.path} holds figures of other sizes (--quick): name another file or remove it.")
-            self.groups = found["groups"]
 
-    def begin(self, group: str, peaks: dict[str, float]) -> None:
-        """Start a group anew; `peaks` are the limits of this machine, see `measure.limits`."""
-        self.current = self.groups[group] = {"complete": False, "limits": peaks, "lines": []}
+def train_model(folder: Path, quick: bool) -> None:
+    """Train the model of the real regime, unless the folder holds it already; an interrupted training is resumed."""
+    settings = QUICK_MODEL if quick else MODEL
+    if not (folder / "record.json").exists():
+        print(f"training the model of the real regime, once: planted data {settings['size']}, kept in {folder}")
+        more = {"eval_every": settings["epochs"], "batches": "users", "loss": "entmax", "seed": 0}
+        run(RunConfig(**settings, **more), folder)
 
-    def save(self) -> None:
-        """Write all figures so far, if a file was named."""
-        if self.path:
-            write(self.path, self.about | {"groups": self.groups})
 
-    def line(self, problem: str, what: str, ratio: float, bar: float | None, **more: Any) -> None:
-        """Print and keep one comparison.
-
-        Args:
-            problem: what it was measured on.
-            what: what was compared, as "ours / other".
-            ratio: the figure.
-            bar: the largest ratio that counts as reached; None for no bar. Bars are meant for the full sizes.
-            more: other figures to keep; floats are printed too.
-        """
-        bar = None if self.about["quick"] else bar
-        verdict = "" if bar is None else ("reached" if ratio <= bar else "not reached")
-        bound = "" if bar is None else f"(bar {bar:.3g})"
-        notes = "  ".join(f"{k} {v:.4g}" for k, v in more.items() if isinstance(v, float))
-        print(f"{problem:22s} {what:54s} {ratio:8.3f} {bound:12s} {verdict:11s} {notes}", flush=True)
-        kept = {"problem": problem, "what": what, "ratio": ratio, "bar": bar, "verdict": verdict}
-        self.current["lines"].append(kept | more)
-        self.save()
+@lru_cache
+def trained_vectors(folder: Path) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """User vectors (U, d), item vectors (C, d), and the users and items of all training pairs."""
+    served = Served.load(folder)
+    return *served.vectors(), served.split.train.users(), served.split.train.items
 
 
 class Problem:
-    """Queries, class vectors and labels of one regime, "trained" or "fresh"; see `measure.scores_like`."""
-
-    def __init__(self, regime: str, rows: int, classes: int) -> None:
-        self.name = f"{regime} C={classes:,}"
-        queries, vectors, self.target = scores_like(regime, rows, classes, DIM)
-        self.queries, self.vectors = queries.requires_grad_(), vectors.requires_grad_()
-
-    def step(self, loss: Loss, parts: int = 1) -> Callable[[], object]:
-        """A function that computes the loss and both gradients.
-
-        Args:
-            loss: of queries, class vectors and labels.
-            parts: into how many parts the rows are cut, for a peer whose tables of all rows would not fit.
-        """
-
-        def run() -> object:
-            self.queries.grad = self.vectors.grad = None
-            total = torch.zeros(())
-            for x, y in zip(self.queries.chunk(parts), self.target.chunk(parts), strict=True):
-                value = loss(x, self.vectors, y) / parts
-                value.backward()
-                total += value.detach()
-            return total
-
-        return run
-
-    def memory(self, loss: Loss) -> float | None:
-        """Peak MB of a step above inputs and gradients; None where the system does not tell."""
-        self.queries.grad = self.vectors.grad = None
-        peak = peak_mb(self.step(loss))
-        return None if peak is None else peak - 4 * (self.queries.numel() + self.vectors.numel()) / 2**20
-
-
-def seconds(run: Callable[[], object]) -> float:
-    """Seconds that one run takes."""
-    gc.collect()
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
-def race(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of runs in turns, after a first one that is not counted; fewer rounds where the slowest takes long."""
-    slowest = max([seconds(run) for run in runs.values()])
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(max(1, min(rounds, int(SECONDS_PER_CONTESTANT / slowest)))):
-        for name, run in runs.items():
-            times[name].append(seconds(run))
-    return times
-
-
-def fastest(problem: Problem, settings: Mapping[str, Loss]) -> tuple[str, Loss]:
-    """The fastest of several settings of a peer, by one run each: its name and its loss."""
-    times = race({name: problem.step(loss) for name, loss in settings.items()}, 1)
-    name = min(times, key=lambda n: min(times[n]))
-    return name, settings[name]
-
-
-def compare(
-    figures: Figures,
-    problem: Problem,
-    ours: Mapping[str, Loss],
-    peer: tuple[str, Loss],
-    bar: float,
-    rounds: int,
-    memory_bar: float | None = None,
-    parts: int = 1,
-) -> None:
-    """Print and keep our times as shares of a peer's, and our peaks of memory as shares of its peak.
+    """Queries, class vectors and labels.
 
     Args:
-        figures: where the lines go.
-        problem: what the steps run on.
-        ours: {name: loss}.
-        peer: name and loss.
-        bar: of the times.
-        rounds: runs of each contestant.
-        memory_bar: of the peaks; None leaves them out.
-        parts: parts of the rows for the peer, see `Problem.step`.
+        regime: one of `REGIMES`.
+        rows, classes: N and C. Where the model of the real regime has more than C items, C of them are chosen at
+            random, and the labels are of pairs whose item is chosen. Where it has fewer, items are repeated with noise
+            of 5 % of their length.
+        folder: of the run whose model the real regime takes.
     """
-    runs = {name: problem.step(loss) for name, loss in ours.items()}
-    times = race(runs | {"peer": problem.step(peer[1], parts)}, rounds)
-    for name in ours:
-        taken = {who: times[who] for who in (name, "peer")}
-        ratio = median(times[name]) / median(times["peer"])
-        figures.line(problem.name, f"{name} / {peer[0]}", ratio, bar, times=taken)
-    peer_peak = None if memory_bar is None else problem.memory(peer[1])
-    for name, loss in ours.items():
-        if peer_peak is not None and (peak := problem.memory(loss)) is not None:
-            what, mb = f"{name} / {peer[0]}: memory", {"peak_mb": peak, "peer_peak_mb": peer_peak}
-            figures.line(problem.name, what, peak / peer_peak, memory_bar, **mb)
+
+    def __init__(self, regime: str, rows: int, classes: int, folder: Path) -> None:
+        self.regime, self.rows, self.classes, self.folder = regime, rows, classes, folder
+        self.name = f"{regime} C={classes:,}"
+        made = self._real(folder) if regime == "real" else scores_like(regime, rows, classes, DIM)
+        self.queries, self.vectors, self.target = made[0].requires_grad_(), made[1].requires_grad_(), made[2]
+
+    def _real(self, folder: Path) -> tuple[Tensor, Tensor, Tensor]:
+        users, items, pair_users, pair_items = trained_vectors(folder)
+        rng = torch.Generator().manual_seed(0)
+        copies = -(-self.classes // len(items))
+        chosen = torch.randperm(copies * len(items), generator=rng)[: self.classes]  # copy and item in one number
+        vectors = items[chosen % len(items)].clone()
+        noise = torch.randn(vectors.shape, generator=rng) * (NOISE / vectors.shape[1] ** 0.5)
+        vectors += noise * vectors.norm(dim=1, keepdim=True) * (chosen >= len(items)).unsqueeze(1)
+        place = torch.full((len(items),), -1)  # of each item among the classes: that of its last copy
+        place[chosen % len(items)] = torch.arange(self.classes)
+        pairs = (place[pair_items] >= 0).nonzero()[:, 0]
+        drawn = pairs[torch.randint(len(pairs), (self.rows,), generator=rng)]
+        return users[pair_users[drawn]].clone(), vectors, place[pair_items[drawn]]
+
+    def step(self, loss: Loss) -> Callable[[], object]:
+        """A function that computes the loss and both gradients."""
+
+        def run_step() -> object:
+            self.queries.grad = self.vectors.grad = None
+            return loss(self.queries, self.vectors, self.target).backward()  # type: ignore[no-untyped-call]
+
+        return run_step
+
+    def few_rows(self) -> Problem:
+        """The same with a sixteenth of the rows, to try settings of a slow peer on."""
+        return Problem(self.regime, max(16, self.rows // 16), self.classes, self.folder)
+
+    @torch.no_grad()
+    def facts(self) -> dict[str, Any]:
+        """What the speed of sparse losses depends on, medians of 64 rows.
+
+        Returns:
+            The largest score, the share of scores within 1 of it, and how many classes have a part in each gradient.
+        """
+        scores, target = self.queries[:64] @ self.vectors.T, self.target[:64]
+        largest = scores.amax(1, keepdim=True)
+        kept = {
+            "sparsemax": manymax.sparsemax(scores) > 0,
+            "entmax-1.5": manymax.entmax(scores, 1.5) > 0,
+            "entmax-1.3": manymax.entmax(scores, 1.3) > 0,
+            "rankmax": scores > scores.gather(1, target.unsqueeze(1)) - 1,
+        }
+        return {
+            "largest_score": float(largest.median()),
+            "within_1_of_it": float((scores > largest - 1).float().mean()),
+            "support": {name: statistics.median(mask.sum(1).tolist()) for name, mask in kept.items()},
+        }

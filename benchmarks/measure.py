@@ -7,34 +7,82 @@ is printed is a ratio of the medians of such interleaved runs. Peaks of memory a
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import gc
 import json
 import os
 import platform
+import signal
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import torch
 
 Contestants = Mapping[str, Callable[[], object]]
+# Those on which the speed of float32 and bfloat16 arithmetic depends, as Linux names them.
+INSTRUCTION_SETS = ("avx2", "fma", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "sve")
 
 
-def interleave(contestants: Contestants, rounds: int) -> dict[str, list[float]]:
-    """Seconds of every run of each contestant; a round runs each once, and the first round is not counted."""
+def interleave(
+    contestants: Contestants, rounds: int, may_leave: Collection[str] = (), budget: float = 20.0
+) -> dict[str, list[float]]:
+    """Seconds of every run of each contestant; a round runs each once, and the first round is not counted.
+
+    Args:
+        contestants: {name: what to run}.
+        rounds: runs of each that are counted.
+        may_leave: contestants that leave after three counted runs once they have taken `budget` seconds in all, so that
+            a slow one does not take most of a benchmark's time.
+        budget: in seconds.
+    """
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for number in range(rounds + 1):
         for name, run in contestants.items():
-            gc.collect()
-            start = time.perf_counter()
-            run()
+            if name in may_leave and len(times[name]) >= 3 and sum(times[name]) > budget:
+                continue
+            taken = seconds(run)
             if number:
-                times[name].append(time.perf_counter() - start)
+                times[name].append(taken)
+        if not number:
+            gc.freeze()  # the collector then skips what the first round has imported: a tenth of a second per run
     return times
+
+
+def seconds(run: Callable[[], object]) -> float:
+    """Seconds that one run takes."""
+    gc.collect()
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+@contextlib.contextmanager
+def busy_neighbour() -> Iterator[Callable[[bool], None]]:
+    """A process that keeps one core busy for as long as the block lasts.
+
+    Yields:
+        A function that lets the process work (True) or pauses it (False); it begins paused.
+    """
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+
+    def set_busy(busy: bool) -> None:
+        process.send_signal(signal.SIGCONT if busy else signal.SIGSTOP)
+        time.sleep(0.05)  # until the system has moved it
+
+    try:
+        set_busy(False)
+        yield set_busy
+    finally:
+        process.kill()
+        process.wait()
 
 
 def median(times: list[float]) -> float:
@@ -88,26 +136,49 @@ def _head_matmul() -> Callable[[], object]:
 
 def environment(arguments: argparse.Namespace) -> dict[str, Any]:
     """Versions, threads, processor and arguments: what one needs to know to read the figures later."""
+    import manymax  # here, because trees.py imports this module before it knows which checkout to measure
+
     return {
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "command": " ".join(_without_folders(word) for word in ("python", *sys.argv)),
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "manymax": manymax.__version__,
         "threads": torch.get_num_threads(),
-        "machine": _processor(),
-        "arguments": {k: v for k, v in vars(arguments).items() if k != "json"},
+        "machine": _processor("model name"),
+        "instruction_sets": [name for name in INSTRUCTION_SETS if name in _processor("flags").split()],
+        "backend": _backend(),
+        "arguments": {k: _without_folders(v) for k, v in vars(arguments).items() if k != "json"},
     }
 
 
-def _processor() -> str:
-    """Name of the processor."""
+def _without_folders(value: Any) -> Any:
+    """A path without the folders above it, which are of no use on another machine; anything else as it is."""
+    if isinstance(value, Path) or (isinstance(value, str) and os.sep in value):
+        return Path(value).name
+    return value
+
+
+def _processor(field: str) -> str:
+    """A field of /proc/cpuinfo: the name of the processor or its instruction sets; what Python knows elsewhere."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith(field))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
 
 
-def parser(description: str) -> argparse.ArgumentParser:
-    """The options that every benchmark has."""
+def _backend() -> str | None:
+    """The back end that heads use here if nothing else is asked for; None in a version that has no choice."""
+    try:
+        from manymax.engine import native_library
+    except ImportError:
+        return None
+    return native_library.resolve("auto") or "torch"
+
+
+def parser(description: str, rounds: int = 5) -> argparse.ArgumentParser:
+    """The options that every benchmark has; `rounds` is the default of --rounds."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument(
         "--quick",
@@ -115,7 +186,9 @@ def parser(description: str) -> argparse.ArgumentParser:
         help="small sizes, under a minute: to see that it runs, not to keep",
     )
     made.add_argument("--json", metavar="FILE", help="also write every figure to FILE")
-    made.add_argument("--rounds", type=int, default=5, help="interleaved runs of each contestant (default: 5)")
+    made.add_argument(
+        "--rounds", type=int, default=rounds, help=f"interleaved runs of each contestant (default: {rounds})"
+    )
     made.add_argument("--threads", type=int, default=0, help="threads (default: torch's)")
     return made
 
@@ -148,8 +221,9 @@ def scores_like(regime: str, rows: int, classes: int, dim: int = 64, seed: int =
     """Random queries (rows, dim), class vectors (classes, dim) and labels (rows,).
 
     Args:
-        regime: "trained" for scores like those of a trained model, with a spread of about 4 and the label near the top;
-            "fresh" for small scores like those of a new model, of which a sparse map keeps nearly all classes.
+        regime: "peaked" (or "trained", its older name) for scores of a confident model, with a spread of about 4 and
+            the label near the top; "fresh" for small scores like those of a new model, of which a sparse map keeps
+            nearly all classes.
         rows, classes, dim: the sizes.
         seed: of the random numbers.
     """
