@@ -174,7 +174,7 @@ def _backend() -> str | None:
         from manymax.engine import native_library
     except ImportError:
         return None
-    return native_library.resolve("auto") or "torch"
+    return native_library.resolved_name("auto")
 
 
 def parser(description: str, rounds: int = 5) -> argparse.ArgumentParser:
