@@ -98,7 +98,7 @@ def _in_blocks(q: Tensor, w: Tensor, count: int, rows: int, classes: int) -> Cal
     """One or three products in blocks of so many rows and classes."""
     grad_q, grad_w = torch.empty_like(q), torch.empty_like(w)
     # Rows of scores begin at multiples of 64 bytes; other lengths can double the time.
-    buffer = torch.empty(rows, -(-classes // 16) * 16)
+    buffer = q.new_empty(rows, -(-classes // 16) * 16)
 
     def run() -> object:
         for column in range(0, len(w), classes):
@@ -110,7 +110,7 @@ def _in_blocks(q: Tensor, w: Tensor, count: int, rows: int, classes: int) -> Cal
                 if count == 3:  # sums over the blocks; the first block overwrites what was there
                     torch.addmm(grad_q[block], scores, w[part], beta=int(column > 0), out=grad_q[block])
                     torch.addmm(grad_w[part], scores.T, q[block], beta=int(row > 0), out=grad_w[part])
-        return None
+        return grad_q, grad_w
 
     return run
 
@@ -147,7 +147,7 @@ def sampled_step(classes: int, rows: int, ours: bool, negatives: int = 100, dim:
 
     def step() -> object:
         queries.grad = table.weight.grad = None
-        (our_loss() if ours else peer_loss()).backward()  # type: ignore[no-untyped-call]
+        (our_loss() if ours else peer_loss()).backward()
         return optimizer.step()
 
     return step

@@ -33,7 +33,7 @@ TITLES = {
     "epoch": "An epoch of matrix factorisation",
     "growth": "Growth with the number of classes",
 }
-STYLES = {  # of the lines of the figure: ours are solid, those of others dashed
+STYLES: dict[str, dict[str, Any]] = {  # of the lines of the figure: ours are solid, those of others dashed
     "softmax": {"color": "#1f4e9c", "linewidth": 2.5},
     "sparsemax": {"color": "#d1495b", "linewidth": 2.5},
     "entmax-1.5": {"color": "#2e8b57", "linewidth": 2.5},
@@ -46,26 +46,23 @@ STYLES = {  # of the lines of the figure: ours are solid, those of others dashed
 
 def write_page(page: Path, source: Path) -> None:
     """Write the record `source` between the marks of a page, and the figure as SVG next to the record."""
-    record = json.loads(source.read_text(encoding="utf-8"))
-    drawing = source.with_suffix(".svg")
-    lines: list[str] = []
+    record, drawing = json.loads(source.read_text(encoding="utf-8")), source.with_suffix(".svg")
     if "curves" in record["questions"].get("growth", {}):
         draw(drawing, record["questions"]["growth"])
-        shown = f"Time and peak memory of a step against the number of classes]({os.path.relpath(drawing, page.parent)}"
-        lines += [f"![{shown})", ""]
+    write_between_marks(page, "speed", page_lines(record, os.path.relpath(drawing, page.parent)))
+
+
+def page_lines(record: dict[str, Any], drawing: str) -> list[str]:
+    """The lines of the page: figure, five ratios, machine, and a folded table per question."""
+    lines = [f"![Time and peak memory of a step against the number of classes]({drawing})", ""]
     lines += [*headlines(record), "", *machine(record), ""]
+    folded = [("Bars that are not reached", missed_bars(record))]
     for name, found in record["questions"].items():
-        note = "" if found["complete"] else " (not complete)"
-        lines += [
-            "<details>",
-            f"<summary>{TITLES[name]}{note}</summary>",
-            "",
-            *table(name, found),
-            "",
-            "</details>",
-            "",
-        ]
-    write_between_marks(page, "speed", lines[:-1])
+        folded.append((TITLES[name] + ("" if found["complete"] else " (not complete)"), table(name, found)))
+    for title, content in folded:
+        if content:
+            lines += ["<details>", f"<summary>{title}</summary>", "", *content, "", "</details>", ""]
+    return lines[:-1]
 
 
 def headlines(record: dict[str, Any]) -> list[str]:
@@ -80,18 +77,29 @@ def headlines(record: dict[str, Any]) -> list[str]:
 
 
 def machine(record: dict[str, Any]) -> list[str]:
-    """Where the figures were measured, and how many bars were reached, which were not."""
+    """Where the figures were measured, and how many bars are reached."""
     about = record["environment"]
-    lines = [line for found in record["questions"].values() for line in found["lines"] if line["bar"] is not None]
-    missed = [line for line in lines if line["verdict"] == "not reached"]
+    bars = sum(line["bar"] is not None for found in record["questions"].values() for line in found["lines"])
+    missed = max(0, len(missed_bars(record)) - 2)  # without the head of the table
     text = [
         f"Measured on {about['date']}: {about['machine']} ({', '.join(about['instruction_sets'])}), threads:"
         f" {about['threads']}, torch {about['torch']}, back end: {about['backend'] or 'not recorded'}.",
-        f"Of {len(lines)} bars, goals that were set beforehand, {len(lines) - len(missed)} are reached.",
+        f"Of {bars} bars, goals that were set beforehand, {bars - missed} are reached.",
     ]
     if record["quick"]:
         text.append("**These are figures of small sizes, made to try the program.**")
     return text
+
+
+def missed_bars(record: dict[str, Any]) -> list[str]:
+    """A table of the figures above their bars; nothing if there is none."""
+    lines = [line for found in record["questions"].values() for line in found["lines"]]
+    rows = [
+        [line["problem"], line["figure"], cell(line), repeats(line)]
+        for line in lines
+        if line["verdict"] == "not reached"
+    ]
+    return markdown(["scores", "ours / other", "ratio > bar", "repeats"], rows) if rows else []
 
 
 def table(question: str, found: dict[str, Any]) -> list[str]:
@@ -160,16 +168,22 @@ def draw(path: Path, found: dict[str, Any]) -> None:
     matplotlib.rcParams.update({"svg.hashsalt": "manymax", "font.size": 13})  # the same figures give the same file
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(2, 1, figsize=(5.5, 8.5), sharex=True, layout="constrained")
+    figure, axes = pyplot.subplots(2, 1, figsize=(5.5, 8), sharex=True, layout="constrained")
     for axis, key, factor in ((axes[0], "seconds", 1e3), (axes[1], "peak_mb", 1.0)):
         for name, curve in found["curves"].items():
             points = [
                 (c, factor * v) for c, v in zip(found["classes"], curve[key], strict=True) if v is not None and v > 0
             ]
-            axis.loglog(*zip(*points, strict=True), marker="o", markersize=4, label=name, **STYLES[name])
+            axis.loglog(
+                *zip(*points, strict=True),
+                marker="o",
+                markersize=4,
+                label=name if ":" in name else f"ours: {name}",
+                **STYLES[name],
+            )
         axis.grid(alpha=0.3)
     axes[0].set(title="Time of a step, ms")
-    axes[1].set(title="Peak memory above inputs and gradients, MB", xlabel=f"classes C; N = {found['rows']}, d = 64")
+    axes[1].set(title="Peak memory of a step, MB", xlabel=f"classes C; N = {found['rows']}, d = 64")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=10.5)
     new = path.with_suffix(".tmp")
     figure.savefig(new, format="svg", metadata={"Date": None})

@@ -94,7 +94,7 @@ class Problem:
 
         def run_step() -> object:
             self.queries.grad = self.vectors.grad = None
-            return loss(self.queries, self.vectors, self.target).backward()  # type: ignore[no-untyped-call]
+            return loss(self.queries, self.vectors, self.target).backward()
 
         return run_step
 

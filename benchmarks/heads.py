@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -133,7 +134,10 @@ def backends(a: argparse.Namespace, record: Record) -> None:
     for regime in REGIMES:
         problem = Problem(regime, a.rows, a.sizes[2], a.folder)
         runs = {name: problem.step(loss) for name, loss in OURS.items()}
-        plain = {name: partial(loss, options={"backend": "torch"}) for name, loss in OURS.items()}
+        plain: dict[str, Loss] = {
+            name: partial(loss, options={"backend": "torch"})  # type: ignore[call-arg]
+            for name, loss in OURS.items()
+        }
         runs |= {f"{name}, plain torch": problem.step(loss) for name, loss in plain.items()}
         record.race(problem, runs, [(name, f"{name}, plain torch") for name in OURS], a.rounds)
 
@@ -147,11 +151,11 @@ def unwanted(a: argparse.Namespace, record: Record) -> None:
 
     def gradients(loss: Loss, x: Tensor, v: Tensor, target: Tensor) -> object:
         q.grad = w.grad = None
-        return loss(x, v, target).backward()  # type: ignore[no-untyped-call]
+        return loss(x, v, target).backward()
 
     for name in ("softmax", "sparsemax", "entmax-1.5"):
         loss = OURS[name]
-        runs = {
+        runs: dict[str, Callable[[], object]] = {
             "a whole step": partial(gradients, loss, q, w, y),
             f"{name}, 75 % of rows ignored": partial(gradients, loss, q, w, few),
             "the other rows gathered by hand": lambda loss=loss: gradients(loss, q[few >= 0], w, few[few >= 0]),
@@ -278,5 +282,8 @@ if __name__ == "__main__":
     if read.rounds < 9 and not read.quick:
         made.error("--rounds: a median of fewer than 9 runs is not worth keeping")
     if read.peaks:
-        sys.exit(print_peaks(read.peaks))
-    sys.exit(write_page(Path(read.page), Path(read.json)) if read.page else main(read))
+        print_peaks(read.peaks)
+    elif read.page:
+        write_page(Path(read.page), Path(read.json))
+    else:
+        sys.exit(main(read))
