@@ -72,7 +72,7 @@ def seconds_table(comparison: MethodComparison, trials: Sequence[Trial], metrics
     found = {(trial.place, trial.loss, comparison.option_values(trial)[0]): trial for trial in trials}
     rows = []
     for (place, loss, computation), trial in found.items():
-        # Softmax has no compiled form, so that a compiled loss is compared with the blocks of softmax.
+        # Softmax had no compiled form when these were run: a compiled loss is compared with the blocks of softmax.
         softmax = found.get((place, "softmax", computation)) or found.get((place, "softmax", "blocks"))
         seconds, softmax_seconds = (None if t is None else pace.epoch_seconds(t) for t in (trial, softmax))
         times = seconds / softmax_seconds if seconds is not None and softmax_seconds else None
