@@ -137,11 +137,13 @@ def facts(known: dict[str, Any]) -> list[str]:
     """What the speed of sparse losses depends on, per problem."""
     members = list(next(iter(known.values()))["support"])
     rows = [
-        [problem, f"{of['largest_score']:.2f}", f"{of['within_1_of_it']:.3f}"]
+        [problem, of["source"], f"{of['largest_score']:.2f}", f"{of['within_1_of_it']:.3f}"]
         + [f"{of['support'][name]:,.0f}" for name in members]
         for problem, of in known.items()
     ]
-    return markdown(["scores", "largest", "share within 1 of it", *(f"{name} keeps" for name in members)], rows)
+    return markdown(
+        ["scores", "made of", "largest", "share within 1 of it", *(f"{name} keeps" for name in members)], rows
+    )
 
 
 def curves(found: dict[str, Any]) -> list[str]:

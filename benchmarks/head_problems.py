@@ -72,6 +72,7 @@ class Problem:
     def __init__(self, regime: str, rows: int, classes: int, folder: Path) -> None:
         self.regime, self.rows, self.classes, self.folder = regime, rows, classes, folder
         self.name = f"{regime} C={classes:,}"
+        self.source = "random vectors"
         made = self._real(folder) if regime == "real" else scores_like(regime, rows, classes, DIM)
         self.queries, self.vectors, self.target = made[0].requires_grad_(), made[1].requires_grad_(), made[2]
 
@@ -79,6 +80,7 @@ class Problem:
         users, items, pair_users, pair_items = trained_vectors(folder)
         rng = torch.Generator().manual_seed(0)
         copies = -(-self.classes // len(items))
+        self.source = f"{'a choice' if copies == 1 else 'noisy copies'} of {len(items):,} items"
         chosen = torch.randperm(copies * len(items), generator=rng)[: self.classes]  # copy and item in one number
         vectors = items[chosen % len(items)].clone()
         noise = torch.randn(vectors.shape, generator=rng) * (NOISE / vectors.shape[1] ** 0.5)
@@ -107,7 +109,8 @@ class Problem:
         """What the speed of sparse losses depends on, medians of 64 rows.
 
         Returns:
-            The largest score, the share of scores within 1 of it, and how many classes have a part in each gradient.
+            What the vectors are made of, the largest score, the share of scores within 1 of it, and how many classes
+            have a part in each gradient.
         """
         scores, target = self.queries[:64] @ self.vectors.T, self.target[:64]
         largest = scores.amax(1, keepdim=True)
@@ -118,6 +121,7 @@ class Problem:
             "rankmax": scores > scores.gather(1, target.unsqueeze(1)) - 1,
         }
         return {
+            "source": self.source,
             "largest_score": float(largest.median()),
             "within_1_of_it": float((scores > largest - 1).float().mean()),
             "support": {name: statistics.median(mask.sum(1).tolist()) for name, mask in kept.items()},

@@ -80,7 +80,7 @@ class Record:
         facts = self.current["facts"][problem.name] = problem.facts()
         support = ", ".join(f"{name} {count:,.0f}" for name, count in facts["support"].items())
         print(
-            f"  {problem.name}: largest score {facts['largest_score']:.2f}, share within 1 of it "
+            f"  {problem.name}: {facts['source']}; largest score {facts['largest_score']:.2f}, share within 1 of it "
             f"{facts['within_1_of_it']:.3f}; classes with a part in the gradient: {support}",
             flush=True,
         )

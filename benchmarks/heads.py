@@ -92,10 +92,10 @@ def memory(a: argparse.Namespace, record: Record) -> None:
     for classes in a.memory_sizes:
         for regime in REGIMES:
             problem = Problem(regime, a.rows, classes, a.folder)
-            others = {"softmax": ["eager", "torch, default chunk", "torch, chunk 256"]}
-            others |= {name: [f"package {name}, k = 100"] for name in ("sparsemax", "entmax-1.5")}
-            pairs = [(name, other) for name, group in others.items() for other in group]
-            pairs = [(name, "softmax") for name in SPARSE] + (pairs if problem.name == a.peers_memory else [])
+            pairs = [(name, "softmax") for name in SPARSE]
+            if regime == "real" and classes == a.sizes[2]:
+                pairs += [("softmax", other) for other in ("eager", "torch, default chunk", "torch, chunk 256")]
+                pairs += [(name, f"package {name}, k = 100") for name in ("sparsemax", "entmax-1.5")]
             found = peaks(problem, sorted({name for pair in pairs for name in pair}), torch.get_num_threads())
             for ours, other in pairs:
                 mb, other_mb = found[ours], found[other]
@@ -123,6 +123,8 @@ def neighbour(a: argparse.Namespace, record: Record) -> None:
         with busy_neighbour() as set_busy:
             pauses, resumes = {"pause": partial(set_busy, False)}, {"resume": partial(set_busy, True)}
             times = interleave(pauses | quiet | resumes | busy, a.rounds)
+        slower = median(times["softmax, busy"]) / median(times["softmax, quiet"])
+        record.line(problem, "softmax: busy / quiet", slower, repeats=a.rounds)
         for name in SPARSE:
             ratios = [median(times[f"{name}, {how}"]) / median(times[f"softmax, {how}"]) for how in ("quiet", "busy")]
             more = {"quiet": ratios[0], "busy": ratios[1], "repeats": a.rounds}
@@ -224,7 +226,6 @@ def set_sizes(a: argparse.Namespace) -> None:
     a.rows = 64 if quick else 2048
     a.sizes = (200, 500, 1_000, 2_000) if quick else (3_307, 10_000, 41_000, 200_000)
     a.memory_sizes = a.sizes[2:3] if quick else a.sizes[1:]
-    a.peers_memory = f"real C={a.sizes[2]:,}"  # the problem on which peaks of the peers are measured too
     a.sampled = (500, 2_000) if quick else (100_000, 1_000_000)
     a.epoch_size = "tiny" if quick else "ml-1m"
     a.growth = [200, 1_000] if quick else [1_000, 10_000, 100_000, 1_000_000]
