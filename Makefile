@@ -20,7 +20,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .PHONY: study test test-all test-extras lint check mutants docs native
 
-study: $(READY)
+study: native
 	$(BIN)/manymax study
 
 test: native
@@ -29,7 +29,7 @@ test: native
 test-all: test
 	$(PYTEST) -m "slow and not extras and not realdata"
 
-test-extras: $(EXTRAS)
+test-extras: $(EXTRAS) native
 	$(PYTEST) -m "extras and not realdata"
 
 # Nothing happens if they are up to date, or if there is no compiler: everything works without them.
@@ -46,7 +46,7 @@ check: lint test
 mutants: $(READY)
 	$(BIN)/python tests/mutants/plant.py
 
-docs: $(READY)
+docs: native
 	$(BIN)/manymax docs
 	$(BIN)/manymax reproduction
 
