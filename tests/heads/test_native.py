@@ -1,8 +1,8 @@
 """Every back end of the exact heads against the plain losses in float64: each native level that runs here, and torch.
 
-Sizes and scores are chosen so that every way through the C++ is taken: rows whose support is small from the start, small
-after a search, or large, side by side in one block; groups of 64 classes that are not full; one class; more positives
-than are worth a pass each. Where no library was compiled, plain torch is what is tested.
+Sizes and scores are chosen so that every way through the C++ is taken: rows whose support is small from the start,
+small after a search, or large, side by side in one block; groups of 64 classes that are not full; one class; more
+positives than are worth a pass each. Where no library was compiled, plain torch is what is tested.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MEMBERS: dict[str, tuple[str, dict[str, Any]]] = {
 BACKENDS = ("torch", *(f"native-{level}" for level in native_library.levels_here()))
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 ROWS = 25
-SCALES = (1 / 64, 1 / 4, 1.0, 4.0, 16.0)  # of the rows in turn: supports from all classes to one
+SCALES = (1 / 512, 1 / 8, 1.0, 4.0, 16.0)  # of the rows in turn: supports from all classes to one
 
 every_member = pytest.mark.parametrize("label", MEMBERS)
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
@@ -59,7 +59,17 @@ def problem_of(num_classes: int, bias: bool = True) -> Problem:
     problem = make_problem(ROWS, num_classes=num_classes, regime="near", bias=bias, masked=num_classes > 4)
     scale = torch.tensor(SCALES).double()[torch.arange(ROWS) % len(SCALES)]
     scale[7] = 0
-    return Problem(problem.input * scale.unsqueeze(1), problem.linear_weight, problem.linear_bias)
+    linear_bias = None if problem.linear_bias is None else problem.linear_bias / 16  # less than 1/64 apart, and exact
+    return Problem(problem.input * scale.unsqueeze(1), problem.linear_weight, linear_bias)
+
+
+def target_of(kind: str, num_classes: int) -> Tensor:
+    """A target of this kind; "best" are the two classes with the highest scores, as after training."""
+    if kind != "best":
+        return make_target(kind, ROWS, num_classes=num_classes)
+    best = problem_of(num_classes).scores().topk(min(2, num_classes), 1).indices
+    best[3::10] = -100  # no positive
+    return best
 
 
 def differ(
@@ -83,7 +93,8 @@ SITUATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "soft rows": ("float rows", {"weight": True}),
     "smoothing": ("padded ids", {"weight": True, "label_smoothing": 0.25, "options": {"sparse_grad": True}}),
     "smoothed soft rows": ("float rows", {"label_smoothing": 0.1, "multilabel": "normalized", "reduction": "none"}),
-    "sparse gradient": ("ids", {"options": {"sparse_grad": True}}),
+    "best classes": ("best", {}),
+    "sparse gradient": ("best", {"options": {"sparse_grad": True}}),
 }
 
 
@@ -98,7 +109,7 @@ def situation(name: str, num_classes: int) -> tuple[str, dict[str, Any]]:
 @cache  # the same for all back ends and dtypes: scores are exact in float32
 def plain_result(label: str, name: str, num_classes: int) -> list[Tensor]:
     kind, keywords = situation(name, num_classes)
-    target = make_target(kind, ROWS, num_classes=num_classes)
+    target = target_of(kind, num_classes)
     return value_and_gradients(head_case(label).plain, problem_of(num_classes).leaves(), target, **keywords)
 
 
@@ -110,7 +121,7 @@ def test_every_keyword(label: str, backend: str, dtype: torch.dtype) -> None:
     for name in SITUATIONS:
         kind, keywords = situation(name, 1203)
         if head_case(label).takes(kind, keywords.get("label_smoothing", 0.0)):
-            target = make_target(kind, ROWS, num_classes=1203)
+            target = target_of(kind, 1203)
             differ(label, backend, dtype, problem_of(1203), target, plain_result(label, name, 1203), **keywords)
 
 
@@ -119,9 +130,10 @@ def test_every_keyword(label: str, backend: str, dtype: torch.dtype) -> None:
 @every_member
 def test_numbers_of_classes(label: str, backend: str, num_classes: int) -> None:
     """Fewer than a group, a group and one more, one that no vector register divides; in float32."""
-    target = make_target("ids", ROWS, num_classes=num_classes)
-    plain = plain_result(label, "ids", num_classes)
-    differ(label, backend, torch.float32, problem_of(num_classes), target, plain, **situation("ids", num_classes)[1])
+    for name in ("ids", "best classes"):
+        kind, keywords = situation(name, num_classes)
+        target, plain = target_of(kind, num_classes), plain_result(label, name, num_classes)
+        differ(label, backend, torch.float32, problem_of(num_classes), target, plain, **keywords)
 
 
 @cache
@@ -180,7 +192,7 @@ def test_the_gradient_in_alpha(backend: str, dtype: torch.dtype, alpha: float) -
     # Rounded to float32, so that all see the same number; 1.5 and 2 are exact and have kernels of their own.
     for name in ("class weights", "smoothed soft rows", "sparse gradient"):
         kind, keywords = situation(name, 1203)
-        target, results = make_target(kind, ROWS, num_classes=1203), []
+        target, results = target_of(kind, 1203), []
         for loss, kept in (("head", dtype), ("plain", torch.float64)):
             leaf = torch.tensor(alpha, dtype=torch.float32).to(kept).requires_grad_()
             case = HeadCase(FAMILY["entmax"], {"alpha": leaf}, backend)
@@ -207,8 +219,11 @@ def difficult_scores(dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     yield "an offset beyond which float32 has no eighths", (8 * eighths).round() + 2.0**22
     yield "numbers below the normal ones", eighths * tiny
     yield "far apart", eighths * 1e4
-    yield "as far apart as they can be", eighths * (float(torch.finfo(dtype).max) / 32)
+    yield "further apart than any model has them", eighths * 2.0 ** (100 if dtype == torch.float32 else 900)
     yield "two clusters", eighths / 64 + 2000 * (torch.arange(1000) % 2)
+    yield "a positive far below", (eighths / 8).where(torch.arange(1000) < 999, -(2.0**26))
+    few = (eighths / 2**14).where(torch.arange(1000) < 100, -20000)
+    yield "a positive far below few others", few.where(torch.arange(1000) < 999, -9000)
     yield "just within one of the top", last.where(torch.arange(1000) != 5, 1 - 2.0**-20)
 
 
@@ -248,7 +263,7 @@ def test_scores_that_are_refused(label: str, backend: str, bad: float) -> None:
 @every_member
 def test_the_same_bits_for_any_number_of_threads(label: str) -> None:
     """Packed rows, dense ones and both, and on a second call."""
-    case, target = head_case(label, "native"), make_target("padded ids", ROWS, num_classes=5003)
+    case, target = head_case(label, "native"), target_of("best", 5003)
 
     def results(threads: int) -> list[Tensor]:
         torch.set_num_threads(threads)
@@ -281,7 +296,7 @@ def packed_rows(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 def test_rows_of_both_kinds_are_tested(label: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the tests above would cover one of the two ways to hold a gradient."""
     found = packed_rows(monkeypatch)
-    target = make_target("padded ids", ROWS, num_classes=1203)
+    target = target_of("best", 1203)
     value_and_gradients(head_case(label, "native").head, problem_of(1203).leaves(), target)
     assert 0.2 < sum(found) / len(found) < 0.9
 
@@ -299,7 +314,7 @@ def test_any_rows(data: st.DataObject) -> None:
     num_classes, rows, dim = draw(st.integers(1, 2000)), draw(st.integers(1, 12)), draw(st.sampled_from([1, 5, 70]))
     random = torch.Generator().manual_seed(draw(st.integers(0, 99)))
     queries = torch.randn(rows, dim, generator=random, dtype=torch.float64)
-    scale = 10 ** draw(st.floats(-3, 1.5)) * (torch.rand(rows, 1, generator=random) if draw(st.booleans()) else 1)
+    scale = 10 ** draw(st.floats(-3, 1.5)) * torch.rand(rows, 1, generator=random) ** draw(st.integers(0, 3))
     vectors = torch.randn(num_classes, dim, generator=random, dtype=torch.float64)
     problem = Problem(queries * scale / dim**0.5, vectors)
     target = torch.randint(num_classes, (rows, draw(st.sampled_from([1, 3, 40]))), generator=random)

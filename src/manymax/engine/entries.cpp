@@ -35,21 +35,21 @@ void add_vectors(const T* values, const int32_t* classes, int64_t count, const T
 
 // Classes that are worked on at a time, so that their vectors, or the gradients of these, stay in the second-level
 // cache from row to row: 2^16 numbers are 256 KB of float32. Where rows have few entries a range is longer, because
-// finding its entries would cost more than adding them.
-int64_t range_of_classes(int64_t classes, int64_t d, int64_t n, const int64_t* count, int threads) {
+// finding its entries would cost more than adding them. There are at least `least` ranges.
+int64_t range_of_classes(int64_t classes, int64_t d, int64_t n, const int64_t* count, int64_t least) {
   int64_t entries = 0;
   for (int64_t r = 0; r < n; ++r) entries += std::max<int64_t>(0, count[r]);
   const int64_t fit = std::max<int64_t>(64, (int64_t(1) << 16) / std::max<int64_t>(1, d));
   const int64_t worth = 16 * classes * n / std::max<int64_t>(1, entries);  // 16 entries of a row on average
-  // At least eight for each thread, so that popular classes in one of them keep no thread waiting.
-  return std::max<int64_t>(16, std::min(std::max(fit, worth), classes / (8 * threads)));
+  return std::max<int64_t>(16, std::min(std::max(fit, worth), classes / least));
 }
 
 // grad_input[r] += sum of value x class vector over the entries of packed row r, in the order of its classes.
 template <typename T>
 void add_to_input(const T* table, int64_t n, int64_t stride, int64_t classes, const int64_t* count, const T* vectors,
                   int64_t d, T* grad_input, int threads) {
-  const int64_t range = range_of_classes(classes, d, n, count, threads);
+  // A row adds up one sum for each range: their number must not depend on that of the threads, or the result would.
+  const int64_t range = range_of_classes(classes, d, n, count, 16);
   // Rows of one thread at a time: the more, the more often a class vector is used while it is in cache.
   const int64_t rows = std::max<int64_t>(1, (n + 3 * threads - 1) / (3 * threads));
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
@@ -77,7 +77,8 @@ void add_to_input(const T* table, int64_t n, int64_t stride, int64_t classes, co
 template <typename T>
 void add_to_vectors(const T* table, int64_t n, int64_t stride, int64_t classes, const int64_t* count, const T* input,
                     int64_t d, T* grad_vectors, T* grad_bias, int threads) {
-  const int64_t range = range_of_classes(classes, d, n, count, threads);
+  // At least eight ranges for each thread, so that popular classes in one of them keep no thread waiting.
+  const int64_t range = range_of_classes(classes, d, n, count, 8 * threads);
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
   for (int64_t first = 0; first < classes; first += range) {
     const int64_t last = std::min(classes, first + range);

@@ -12,17 +12,18 @@ namespace {
 
 constexpr int64_t PASSES = 32;  // positives of a row; for more, a search for the place of each score costs less
 
-// How many of the sorted cuts are strictly below each score s - lowest of a piece. The cuts are filled up with +inf to
+// How many of the sorted cuts are strictly below each score s - lowest of a piece. The difference is taken in double: in
+// float it would lose the digits of high scores where the lowest positive is far below them. The cuts are filled up with +inf to
 // one less than a power of two, so that all scores take the same number of steps: no branch depends on a score, which
 // no processor could predict, and the loop over the scores is vectorised.
 template <typename T>
-void search(const std::vector<double>& cuts, const T* s, T lowest, int64_t n, int32_t* place) {
+void search(const std::vector<double>& cuts, const T* s, double lowest, int64_t n, int32_t* place) {
   std::fill(place, place + n, 0);
   const double* const first = cuts.data();
   for (auto step = static_cast<int32_t>(cuts.size() + 1) / 2; step > 0; step /= 2) {
 #pragma omp simd
     for (int64_t c = 0; c < n; ++c)
-      place[c] += first[place[c] + step - 1] < static_cast<double>(s[c] - lowest) ? step : 0;
+      place[c] += first[place[c] + step - 1] < static_cast<double>(s[c]) - lowest ? step : 0;
   }
 }
 
@@ -37,7 +38,7 @@ struct Cuts {
     int64_t filled = 1;
     while (filled <= n) filled *= 2;
     cuts.assign(filled - 1, std::numeric_limits<double>::infinity());
-    for (int64_t p = 0; p < n; ++p) cuts[p] = static_cast<double>(labels[p] - labels[0]) - 1;
+    for (int64_t p = 0; p < n; ++p) cuts[p] = static_cast<double>(labels[p]) - labels[0] - 1;
   }
 
   void clear(int64_t n) {
@@ -58,6 +59,13 @@ struct Cuts {
     }
   }
 };
+
+// The classes above the lowest cut, into `at`, and their scores, into `found`.
+template <typename T>
+void gather_scores(Row<T>& row, T lowest) {
+  row.gather(lowest, T(-1));
+  for (size_t k = 0; k < row.found.size(); ++k) row.found[k] = row.scores[row.at[k]];
+}
 
 // The sums over a whole row, one vectorised pass for each positive. Pieces outside, positives inside: a piece is read
 // from memory once and stays in the nearest cache. Within a piece sums are in T, which is fast; over the pieces in
@@ -95,22 +103,22 @@ void sums_by_buckets(const T* s, int64_t classes, const T* labels, int64_t n, Cu
     search(c.cuts, s + start, labels[0], size, place);
     for (int64_t i = 0; i < size; ++i) {
       c.sizes[place[i]] += 1;
-      c.sums[place[i]] += place[i] > 0 ? static_cast<double>(s[start + i] - labels[0]) : 0.0;  // not the -inf of masks
+      c.sums[place[i]] += place[i] > 0 ? static_cast<double>(s[start + i]) - labels[0] : 0.0;  // not the -inf of masks
     }
   }
   c.from_buckets(n);
 }
 
-// The sums over gathered classes, with the bucket of each in row.places.
+// The sums over gathered classes, with the bucket of each in row.places. `found` holds their scores.
 template <typename T>
 void sums_of_found(Row<T>& row, const T* labels, int64_t n, Cuts& c) {
   c.clear(n);
   c.sort_in(labels, n);
   row.places.resize(row.found.size());
-  search(c.cuts, row.found.data(), T(0), static_cast<int64_t>(row.found.size()), row.places.data());
+  search(c.cuts, row.found.data(), labels[0], static_cast<int64_t>(row.found.size()), row.places.data());
   for (size_t k = 0; k < row.found.size(); ++k) {
     c.sizes[row.places[k]] += 1;
-    c.sums[row.places[k]] += row.found[k];
+    c.sums[row.places[k]] += static_cast<double>(row.found[k]) - labels[0];
   }
   c.from_buckets(n);
 }
@@ -200,7 +208,7 @@ void rankmax_row(const Batch<T>& b, const T* labels, int64_t r, Row<T>& row, Cut
   const int64_t most = row.classes / SPARSE;
   bool few = row.open_groups(labels[0], T(-1)) * GROUP <= 2 * most;
   if (few) {
-    row.gather(labels[0], T(-1));
+    gather_scores(row, labels[0]);
     few = static_cast<int64_t>(row.found.size()) <= most;
   }
   if (few) {
@@ -210,7 +218,7 @@ void rankmax_row(const Batch<T>& b, const T* labels, int64_t r, Row<T>& row, Cut
                 : sums_by_buckets(row.scores, row.classes, labels, n, c);
     few = c.sizes[0] <= most;
     if (few) {
-      row.gather(labels[0], T(-1));
+      gather_scores(row, labels[0]);
       sums_of_found(row, labels, n, c);
     }
   }
@@ -224,13 +232,12 @@ void rankmax_row(const Batch<T>& b, const T* labels, int64_t r, Row<T>& row, Cut
   if (b.coefficient) finish(b, labels, r, row, n, few, c);
 }
 
-// Several ranks: the classes that a packed row holds, relative to the lowest label.
+// Several ranks: the classes that a packed row holds, and their scores.
 template <typename T>
-void load_packed(Row<T>& row, int64_t count, T lowest) {
+void load_packed(Row<T>& row, int64_t count) {
   const int32_t* const at = reinterpret_cast<const int32_t*>(row.scores + row.half);
   row.at.assign(at, at + count);
-  row.found.resize(count);
-  for (int64_t k = 0; k < count; ++k) row.found[k] = row.scores[k] - lowest;
+  row.found.assign(row.scores, row.scores + count);
 }
 
 // This rank's part of the sums of each positive: out (n, positives, 2) gets the sum of distances and the number.
@@ -243,7 +250,7 @@ void rank_sums(T* scores, int64_t rows, int64_t stride, int64_t classes, const i
     Cuts c;
     c.clear(n);
     if (n > 0 && count[r] >= 0) {
-      load_packed(row, count[r], own[0]);
+      load_packed(row, count[r]);
       sums_of_found(row, own, n, c);
     } else if (n > 0) {
       n <= PASSES ? sums_by_passes(row.scores, classes, own, n, c) : sums_by_buckets(row.scores, classes, own, n, c);
@@ -269,7 +276,7 @@ void rank_gradients(const Batch<T>& b, const T* labels, const double* shares, co
       return;
     }
     if (few) {
-      load_packed(row, b.count[r], own[0]);
+      load_packed(row, b.count[r]);
       sums_of_found(row, own, n, c);  // for the places of the classes; the sums are replaced below
     }
     c.shares.assign(shares + r * b.positives, shares + r * b.positives + n);

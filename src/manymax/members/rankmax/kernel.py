@@ -227,11 +227,11 @@ def _sharded_rows(block: Block) -> BlockResult:
     group_tops = simplex.group_maxima(scores) if level is None else None
     # The first exchange. A nan on one rank reaches all of them, so that all raise and none waits for the others.
     check_finite(ranks.maximum(scores.amax(1) if group_tops is None else group_tops.amax(1)))
-    labels, weights = _labels_of_all_ranks(target, scores, ranks)
+    labels, weights, target = _labels_of_all_ranks(target, scores, ranks)
     if group_tops is None:
         assert level is not None
-        return _sharded_native(block, labels, weights, level)
-    lowest = labels.amin(1, keepdim=True)
+        return _sharded_native(replace(block, target=target), labels, weights, level)
+    lowest = labels[:, :1]
     cut = torch.full_like(lowest, -1.0)
     narrow, wide_rows = simplex.collect(scores, group_tops, lowest, lowest, cut)
     table = scores if len(wide_rows) == len(scores) else scores[wide_rows]
@@ -269,11 +269,6 @@ def _sharded_rows(block: Block) -> BlockResult:
 def _sharded_native(block: Block, labels: Tensor, weights: Tensor, level: str) -> BlockResult:
     """`_sharded_rows` by kernel.cpp, with the same exchanges, from labels and weights of all ranks, (n, P) each."""
     target, scores = block.target, block.scores
-    # Positives lowest first, as kernel.cpp wants them; those that other ranks hold have the weight 0 here.
-    labels, permutation = labels.sort(1)
-    weights, own_weights = weights.gather(1, permutation), target.weights.gather(1, permutation)
-    assert target.ids is not None
-    target = replace(target, ids=target.ids.gather(1, permutation), weights=own_weights)
     lowest = labels[:, :1].contiguous()
     count = native.pack_above(block, level, lowest, torch.full_like(lowest, -1.0))
     own = labels.new_zeros(*labels.shape, 2, dtype=torch.float64)
@@ -282,7 +277,7 @@ def _sharded_native(block: Block, labels: Tensor, weights: Tensor, level: str) -
     losses, shares, sizes = _losses_and_shares(target, weights, block.ranks.sum(own))
     result = BlockResult(losses.to(scores.dtype))
     if shares is not None:
-        rows = native.KernelCall(replace(block, target=target), level, count=count)
+        rows = native.KernelCall(block, level, count=count)
         rows.run("rankmax_gradients", labels, shares.contiguous(), sizes.contiguous())
         result.parts += rows.parts
     return result
@@ -304,14 +299,21 @@ def _losses_and_shares(target: RowTarget, weights: Tensor, sums: Tensor) -> tupl
     return losses, target.coefficient.double().unsqueeze(1) * weights / distances, sizes
 
 
-def _labels_of_all_ranks(target: RowTarget, scores: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor]:
-    """The scores of the positives, +inf where there is none, and their weights, (n, P) each, the same on all ranks."""
+def _labels_of_all_ranks(target: RowTarget, scores: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor, RowTarget]:
+    """The scores of the positives, lowest first, +inf where there is none, and their weights, (n, P), of all ranks.
+
+    The third result is the target with its positives in the same order; those of other ranks have the weight 0.
+    """
     # Exactly one rank holds a positive and the others add 0: the sum carries its score to all of them.
     positive_scores = torch.where(target.weights != 0, target.pick(scores), 0)
     labels, weights = ranks.sum(torch.stack([positive_scores, target.weights]).double())
     if visible(labels) and (labels == -torch.inf).any():
         raise ArgumentError("`target` names a class whose score is -inf: a masked class cannot be a positive.")
-    return torch.where(weights != 0, labels, torch.inf).to(scores.dtype), weights
+    # Sorted on every rank, whatever its back end: kernel.cpp needs the order, and the ranks add up sums by position.
+    labels, permutation = torch.where(weights != 0, labels, torch.inf).to(scores.dtype).sort(1, stable=True)
+    assert target.ids is not None
+    ids, own_weights = target.ids.gather(1, permutation), target.weights.gather(1, permutation)
+    return labels, weights.gather(1, permutation), replace(target, ids=ids, weights=own_weights)
 
 
 def _violations(scores: Tensor, labels: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ MEMBER = Member(
     facts=FACTS,
     native=True,
     kernel=softmax_kernel,
+    native=True,
     cost=COST,
     traffic=TRAFFIC,
     theory=THEORY,
