@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -52,6 +53,31 @@ def supports(group: dist.ProcessGroup, name: str, setting: Mapping[str, Any]) ->
         # "auto" is the native kernel, if there is one and if it serves.
         for backend in ("torch", "auto") if native_library.available() else ("torch",):
             compare(group, name, problem, target, options={**options, "backend": backend}, **setting)
+
+
+def back_ends(group: dist.ProcessGroup, name: str, setting: Mapping[str, Any], choice: Sequence[str]) -> None:
+    """Ranks whose back ends are the choice in turn, as on machines of which some have no native library.
+
+    Rows of small and of large support in a block, up to 40 positives in a row, masked classes and class weights.
+    """
+    random = torch.Generator().manual_seed(0)
+    ids = torch.rand(13, 701, generator=random).argsort(1)[:, :40]
+    target = torch.where((torch.rand(13, 40, generator=random) < 0.2) | (ids % 5 == 3), -100, ids)
+    target[1::3, 2:] = -100
+    options = {"weight": class_weights(701), "options": {"block_rows": 6}, **setting}
+    before = os.environ.get(native_library.VARIABLE)
+    os.environ[native_library.VARIABLE] = choice[dist.get_rank(group) % len(choice)]
+    try:
+        for regime, dtype in (("mixed", torch.float64), ("near", torch.float64), ("mixed", torch.float32)):
+            problem = make_problem(13, num_classes=701, regime=regime, masked=True)
+            problem = Problem(*(None if part is None else part.to(dtype) for part in problem_parts(problem)))
+            options["weight"] = options["weight"].to(dtype)
+            compare(group, name, problem, target, uneven(701, dist.get_world_size(group)), **options)
+            compare(group, name, problem, problem.scores().argmax(1), reduction="none", **setting)
+    finally:
+        os.environ.pop(native_library.VARIABLE)
+        if before is not None:
+            os.environ[native_library.VARIABLE] = before
 
 
 def problem_parts(problem: Problem) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -12,6 +12,7 @@ from manymax import ArgumentError, ManymaxError
 from manymax.distributed import ShardedHead
 from tests.distributed import jobs_exact, jobs_messages, jobs_sampled, jobs_state
 from tests.distributed.pool import Pool
+from tests.heads.plain import needs_library
 
 # Two ranks exchange all that more of them do: one rank, three and four are for `make test-all`.
 RANKS = [2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (1, 3, 4))]
@@ -64,6 +65,20 @@ def test_every_option(pool: Pool, name: str, setting: dict[str, Any], ranks: int
 @members(EXACT, quick=("Entmax-1.5", "Softmax"))
 def test_supports_of_all_sizes(pool: Pool, name: str, setting: dict[str, Any]) -> None:
     pool.run(2, jobs_exact.supports, name, setting)
+
+
+NATIVE: list[tuple[str, dict[str, Any]]] = [
+    *(("Entmax", {"alpha": alpha}) for alpha in (1.01, 1.3, 1.5, 1.7)),
+    *(("Softmax", {}), ("Sparsemax", {}), ("Rankmax", {}), ("Entmax", {"alpha": 1.1, "learnable": True})),
+]
+
+
+@needs_library
+@pytest.mark.parametrize("choice", [("torch",), ("native",), ("torch", "native"), ("native", "torch")], ids="+".join)
+@members(NATIVE, quick=("Softmax", "Sparsemax", "Rankmax", "Entmax-1.3", "Entmax-1.1-True"))
+def test_back_ends_of_the_ranks(pool: Pool, name: str, setting: dict[str, Any], choice: tuple[str, ...]) -> None:
+    """All ranks with one, and ranks with different ones, which exchange the same numbers."""
+    pool.run(2, jobs_exact.back_ends, name, setting, choice)
 
 
 @members(EXACT)

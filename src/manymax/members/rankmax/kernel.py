@@ -310,7 +310,7 @@ def _labels_of_all_ranks(target: RowTarget, scores: Tensor, ranks: Ranks) -> tup
     if visible(labels) and (labels == -torch.inf).any():
         raise ArgumentError("`target` names a class whose score is -inf: a masked class cannot be a positive.")
     # Sorted on every rank, whatever its back end: kernel.cpp needs the order, and the ranks add up sums by position.
-    labels, permutation = torch.where(weights != 0, labels, torch.inf).to(scores.dtype).sort(1, stable=True)
+    labels, permutation = torch.where(weights != 0, labels, torch.inf).to(scores.dtype).sort(dim=1, stable=True)
     assert target.ids is not None
     ids, own_weights = target.ids.gather(1, permutation), target.weights.gather(1, permutation)
     return labels, weights.gather(1, permutation), replace(target, ids=ids, weights=own_weights)
