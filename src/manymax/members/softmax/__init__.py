@@ -17,7 +17,6 @@ MEMBER = Member(
     facts=FACTS,
     native=True,
     kernel=softmax_kernel,
-    native=True,
     cost=COST,
     traffic=TRAFFIC,
     theory=THEORY,
