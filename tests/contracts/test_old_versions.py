@@ -163,6 +163,7 @@ def test_an_interrupted_run_goes_on_from_its_checkpoint(name: str, tmp_path: Pat
     record, expected = read(run / "record.json"), read(whole / "record.json")
     for key in ("status", "epochs", "best_epoch"):
         assert record[key] == expected[key]
+    assert record["backend"] == "torch"  # which was all there was, unless a run asked for native code
     for part in ("valid", "test"):
         assert {key: record[part][key] for key in expected[part]} == pytest.approx(expected[part], rel=1e-4)
     epochs, others = (pq.read_table(folder / "epochs.parquet").to_pylist() for folder in (run, whole))

@@ -100,13 +100,6 @@ def test_losses_and_settings_that_a_computation_cannot_do_are_refused() -> None:
         RunConfig(loss="taylor_softmax", computation="compiled")
 
 
-@pytest.mark.parametrize("loss", [member.name for member in FAMILY.values() if member.native])
-def test_compiled_is_an_option_of_the_head(loss: str) -> None:
-    split = Split(lists(), lists(), lists(), num_items=C)
-    chosen = [build_head(RunConfig(loss=loss, computation=way), split).options for way in ("blocks", "compiled")]
-    assert [options.backend for options in chosen] == ["auto", "native"]
-
-
 @pytest.mark.slow
 def test_a_new_process_finds_them_by_name() -> None:
     """A worker reads the settings of its run, and nothing of the paper is imported before a run asks for it."""

@@ -37,6 +37,8 @@ class TrainingState:
     rows: one dict per finished epoch, the rows of `epochs.parquet`.
     seconds: time spent so far by purpose: {"training": ..., "evaluation": ..., ...}.
     epoch_seconds: not used any more; it stays because checkpoints of version 0.1.0 hold it.
+    backend: "torch", or "native-" and a level: what the run began with and goes on with. None in checkpoints of version
+        0.1.0.
     """
 
     epoch: int = 0
@@ -49,6 +51,7 @@ class TrainingState:
     rows: list[dict[str, Any]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     epoch_seconds: float = 0.0
+    backend: str | None = None
 
 
 def write_tensors(path: Path, tensors: Tensors, about: dict[str, Any]) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 from manymax.engine.member import Member
 from manymax.errors import ManymaxError, unknown_name
 from manymax.heads import LinearHead
+from manymax.heads.build import head_class
 from manymax.table import Table
 
 USUAL = "blocks"
@@ -52,6 +53,14 @@ COMPUTATIONS: Table[Computation] = Table(
     Computation(USUAL, takes=lambda member: True),
     Computation("compiled", takes=lambda member: member.native, options={"backend": "native"}),
 )
+
+
+def has_native_code(member: Member) -> bool:
+    """Whether the native back end can do something for the head of a member, on a machine that has it.
+
+    An exact member has a native kernel or not. Heads that draw negatives share the code that gathers class vectors.
+    """
+    return (member.native or member.kind == "sampled") and "backend" in head_class(member).honours
 
 
 def computation_names() -> tuple[str, ...]:

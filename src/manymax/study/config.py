@@ -149,6 +149,14 @@ class RunConfig(BaseModel):
         if not computation.takes(member):
             known = ", ".join(name for name, other in losses().items() if computation.takes(other))
             raise ArgumentError(f"`computation={computation.name!r}` is for {known}; got {member.name!r}.")
+        backend = self.machine.backend
+        # What builds a head of its own knows nothing of the native code.
+        wanted = computation.options.get("backend", "auto") if computation.build is None else "torch"
+        if "torch" in (backend, wanted) and any(each.startswith("native") for each in (backend, wanted)):
+            raise ArgumentError(
+                f"`backend={backend!r}` contradicts `computation={computation.name!r}`, which is computed "
+                f"by {wanted}: leave one of them out."
+            )
         if not computation.defaults_only:
             return
         defaults = {setting.public_name: unset_value(setting) for setting in with_switches(member.settings)}
@@ -239,6 +247,9 @@ class RunConfig(BaseModel):
             left_out.discard("label_smoothing")
         if self.machine.computation == USUAL:
             left_out.add("computation")
+        # An option that version 0.1.0 did not have. What "auto" becomes depends on the machine, and is in the record.
+        if self.machine.backend == "auto":
+            left_out.add("backend")
         flat_settings = by_flat_name(self.model_dump(mode="json"))
         content = {name: value for name, value in flat_settings.items() if name not in left_out}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from manymax.engine.member import Member
+from manymax.engine.native_library import BACKENDS
 from manymax.errors import ArgumentError, check_choice, unknown_name
 from manymax.members import BASELINE, FAMILY, REFERENCE_LOSSES
 from manymax.samplers import SAMPLERS
@@ -213,11 +214,21 @@ class MachineSettings(Group):
     computation: str = Field(
         USUAL, description="How exact losses are computed: in blocks, compiled or not, or for comparison whole tables."
     )
+    backend: str = Field(
+        "auto",
+        description="Plain torch or native code, which auto takes where it serves; a resumed run keeps what it had.",
+    )
 
     @field_validator("computation")
     @classmethod
     def _computation(cls, value: str) -> str:
         return find_computation(value).name
+
+    @field_validator("backend")
+    @classmethod
+    def _backend(cls, value: str) -> str:
+        check_choice("backend", value, BACKENDS)
+        return value
 
 
 class General(Group):

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
 from torch import Tensor, distributed
 
 from manymax.errors import ManymaxError
@@ -56,6 +56,8 @@ class Record(BaseModel):
     epochs: how many were trained. best_epoch: the one whose weights were kept; 0 if there is none.
     valid, test: metrics of the best weights. popularity: test metrics of the popularity ranking.
     seconds: {purpose: seconds}: loading, training, evaluation, saving, and preparing the data.
+    backend: "torch", or "native-" and the level of the native code that computed the loss; None in records of version
+        0.1.0, and of a run that failed before it knew.
     peak_memory_mb: of the process. versions: of packages and Python. machine: system, processor, cores, threads.
     """
 
@@ -73,9 +75,18 @@ class Record(BaseModel):
     test: Metrics = {}
     popularity: Metrics = {}
     seconds: dict[str, float] = {}
+    backend: str | None = None
     peak_memory_mb: float | None = None
     versions: dict[str, str]
     machine: dict[str, Any]
+
+    @model_serializer(mode="wrap")
+    def _without_unknown(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """The fields; `backend` is left out where it is not known, so that old records are written as they were."""
+        content: dict[str, Any] = serialise(self)
+        if self.backend is None:
+            del content["backend"]
+        return content
 
     @property
     def final(self) -> bool:

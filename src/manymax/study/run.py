@@ -50,8 +50,8 @@ from manymax.study.records import (
     write_users,
     write_vocabulary,
 )
-from manymax.study.run_head import build_head
-from manymax.study.run_options import flat
+from manymax.study.run_head import build_head, choose_backend
+from manymax.study.run_options import LATER_OPTIONS, flat
 from manymax.study.seeds import generator
 from manymax.study.supervisor import Diverged, ProgressReporter, Stopped, TrainingSupervisor
 from manymax.study.train import Model, build_optimizer, follow, train
@@ -94,6 +94,7 @@ def run(
         raise ArgumentError(f"`solver={config.training.solver!r}` works in one process: start it without torchrun.")
     if (found := finished(config, folder)) is not None:  # before the data is prepared, which may take minutes
         return found
+    choose_backend(config, folder / CHECKPOINT)  # an error now, if there is one, rather than after these minutes
     start = time.perf_counter()
     with _torch_threads(config.machine.threads):
         prepared = prepared or prepare_data(config)
@@ -104,13 +105,15 @@ def run(
                 return found
             remove_partial(folder)
             _write_or_check_settings(config, folder, prepared)
+            backend = choose_backend(config, folder / CHECKPOINT)
             try:
                 reporter = progress or ProgressReporter()
-                return _train_and_test(config, folder, prepared, reporter, checkpoint_seconds, seconds, team)
+                return _train_and_test(config, folder, prepared, reporter, checkpoint_seconds, seconds, team, backend)
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}"
+                failed = new_record(config, "failed", reason=reason, card=prepared.card, backend=backend)
                 with contextlib.suppress(OSError):  # the disk may be full, and that may be the error
-                    write_record(folder, new_record(config, "failed", reason=reason, card=prepared.card))
+                    write_record(folder, failed)
                 raise
 
 
@@ -152,7 +155,7 @@ def _check_same(config: RunConfig, folder: Path) -> None:
         raise ManymaxError(f"{folder / SETTINGS_FILE} holds no settings of a run. Remove it, or choose another folder.")
     if stored.get("hash") == config.content_hash():
         return
-    now, before = config.flat(), flat(stored["settings"])
+    now, before = config.flat(), {**LATER_OPTIONS, **flat(stored["settings"])}
     different = [name for name in {**now, **before} if now.get(name) != before.get(name)]
     raise ManymaxError(
         f"{folder} holds a run with other settings ({', '.join(different) or 'another version'}): choose another"
@@ -200,14 +203,14 @@ def prepare_data(config: RunConfig) -> Prepared:
     )
 
 
-def build_model(config: RunConfig, split: Split) -> Model:
+def build_model(config: RunConfig, split: Split, backend: str = "torch") -> Model:
     """The model of a run before training, with its random first weights."""
     # Weights are drawn from generators of their own. Layers of torch also fill their weights from the global generator
     # when they are created, before these are overwritten; a fixed seed makes even that the same in every run.
     torch.manual_seed(0)
     settings = cast(Settings, SimpleNamespace(**config.flat()))
     backbone = BACKBONES[config.backbone.name].build(split, settings, generator(config.seed, "init"))
-    return Model(backbone, build_head(config, split))
+    return Model(backbone, build_head(config, split, backend))
 
 
 def follow_run(team: Team) -> None:
@@ -221,17 +224,19 @@ def follow_run(team: Team) -> None:
         return
     config = RunConfig(**task["settings"])
     with _torch_threads(config.machine.threads):
-        model = build_model(config, task["split"])
+        model = build_model(config, task["split"], task["backend"])
         optimizer = build_optimizer(config, model)
         model.load_state_dict(task["model"])
         load_optimizer(optimizer, model, task["optimizer"])
         follow(model, optimizer, task["split"], config, team)
 
 
-def _send_task(team: Team, config: RunConfig, split: Split, model: Model, optimizer: torch.optim.Optimizer) -> None:
+def _send_task(
+    team: Team, config: RunConfig, split: Split, model: Model, optimizer: torch.optim.Optimizer, backend: str
+) -> None:
     """Send the other ranks all that `follow_run` needs."""
     state = {"model": model.state_dict(), "optimizer": optimizer_tensors(optimizer, model)}
-    team.send_task({"settings": config.nested(), "split": split, **state})
+    team.send_task({"settings": config.nested(), "split": split, "backend": backend, **state})
 
 
 def _train_and_test(
@@ -242,18 +247,20 @@ def _train_and_test(
     checkpoint_seconds: float,
     seconds: float,
     team: Team,
+    backend: str,
 ) -> Record:
     """Train, test the best weights and write the record; the caller holds the lock of the folder.
 
     Args:
         seconds: how long the preparation of the data took.
+        backend: as `choose_backend` gives it.
     """
     if METRICS[config.monitored.partition("@")[0]].of == "truth" and prepared.truth is None:
         raise ArgumentError(
             f"`monitor` {config.monitored!r} needs the true p(item | user) of the data, which is known for planted data"
             " only."
         )
-    split, model = prepared.split, build_model(config, prepared.split)
+    split, model = prepared.split, build_model(config, prepared.split, backend)
     optimizer = build_optimizer(config, model) if config.training.solver == GRADIENT else None
     supervisor = TrainingSupervisor(
         config,
@@ -265,6 +272,7 @@ def _train_and_test(
         optimizer=optimizer,
     )
     supervisor.state.seconds.setdefault("preparing", seconds)
+    supervisor.state.backend = backend
     status: Status = "done"
     reason = None
     progress.begin(config, folder, supervisor.state)
@@ -274,7 +282,7 @@ def _train_and_test(
                 train_als(model, split, supervisor)
             else:
                 # After the supervisor has restored the checkpoint, if there is one: the other ranks get that state.
-                _send_task(team, config, split, model, optimizer)
+                _send_task(team, config, split, model, optimizer, backend)
                 train(model, optimizer, split, supervisor, team)
     except Diverged as diverged:
         status, reason = "diverged", str(diverged)
@@ -332,6 +340,7 @@ def _write_outcome(supervisor: TrainingSupervisor, folder: Path, prepared: Prepa
         best_epoch=state.best_epoch,
         valid=_finite({name: value for name, value in best.items() if "@" in name}),
         seconds=state.seconds,
+        backend=state.backend,
         **outcome,
     )
     if state.rows:

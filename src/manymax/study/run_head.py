@@ -3,27 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import nn
 
 from manymax.engine.member import Setting
-from manymax.errors import ArgumentError
+from manymax.engine.native_library import missing, resolved_name
+from manymax.errors import ArgumentError, ManymaxError
 from manymax.heads import LinearHead
 from manymax.heads.build import head_class
 from manymax.ops.tree import HuffmanTree
 from manymax.samplers import SAMPLERS, Sampler
-from manymax.study.computations import find_computation
+from manymax.study.checkpoint import read_training_state
+from manymax.study.computations import find_computation, has_native_code
 from manymax.study.config import RunConfig
 from manymax.study.data.interactions import Split
 from manymax.study.seeds import generator
 
 
-def build_head(config: RunConfig, split: Split) -> LinearHead:
+def resolve_backend(config: RunConfig) -> str:
+    """What the back end of a run is on this machine: "torch", or "native-" and the level of the native code.
+
+    A run asks once, when it begins: what "auto" stands for depends on the machine, on its installation and on its
+    environment, and two back ends round differently.
+    """
+    computation = find_computation(config.machine.computation)
+    if computation.build is not None or not has_native_code(config.member):
+        return "torch"
+    wanted = config.machine.backend
+    return resolved_name(computation.options.get("backend", wanted) if wanted == "auto" else wanted)
+
+
+def choose_backend(config: RunConfig, checkpoint: Path) -> str:
+    """The back end of a run: the one that its checkpoint was made with, or what its settings mean on this machine.
+
+    Raises:
+        ManymaxError: this machine does not have it.
+    """
+    state = read_training_state(checkpoint)
+    if state is None:
+        return resolve_backend(config)
+    if state.backend is None:
+        # Version 0.1.0 had plain torch, unless the settings asked for native code.
+        asked = find_computation(config.machine.computation).options.get("backend", "torch")
+        return "torch" if asked == "torch" else resolve_backend(config)
+    level = state.backend.removeprefix("native-")
+    if state.backend != "torch" and (why := missing(level)):
+        raise ManymaxError(
+            f"{checkpoint} was made with the back end {state.backend!r}, which cannot be had here: {why} A run keeps "
+            "its back end, because another one rounds differently. Go on with the run on a machine that has it, or "
+            'begin anew with `backend` "torch", which every machine has, in another folder.'
+        )
+    return state.backend
+
+
+def build_head(config: RunConfig, split: Split, backend: str = "torch") -> LinearHead:
     """The head of a run. It scores by the item vectors of the backbone; a tree has node vectors of its own.
 
     A head that samples negatives draws them from `head.generator`, which the training loop seeds for each step.
+
+    Args:
+        config: the settings.
+        split: the data.
+        backend: what `resolve_backend` said when the run began.
     """
     member, computation = config.member, find_computation(config.machine.computation)
     if computation.build is not None:
@@ -32,7 +76,9 @@ def build_head(config: RunConfig, split: Split) -> LinearHead:
     keywords = {"multilabel": config.loss.multilabel, **own_keywords(member.settings, config.loss.own)}
     # The first argument of a head is the size of its own class vectors; None: it gets those of the backbone each step.
     if member.kind == "sampled":
-        return cast(LinearHead, make(None, split.num_items, **keywords, **_sampling_keywords(config, split)))
+        options = {name: value for name, value in {"backend": backend}.items() if name in make.honours}
+        drawn = _sampling_keywords(config, split)
+        return cast(LinearHead, make(None, split.num_items, **keywords, **drawn, options=options))
     if member.takes.smoothing:
         keywords["label_smoothing"] = config.loss.label_smoothing
     if member.kind == "tree":
@@ -40,7 +86,7 @@ def build_head(config: RunConfig, split: Split) -> LinearHead:
         rng = generator(config.seed, "init-head")
         nn.init.normal_(head.node_vectors, std=config.backbone.init_scale, generator=rng)
         return cast(LinearHead, head)
-    wanted = {"matmul": "bf16" if config.training.bf16 else "float32", **computation.options}
+    wanted = {"matmul": "bf16" if config.training.bf16 else "float32", **computation.options, "backend": backend}
     options = {name: value for name, value in wanted.items() if name in make.honours}
     return cast(LinearHead, make(None, split.num_items, **keywords, options=options))
 

@@ -16,15 +16,16 @@ from functools import wraps
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from manymax.engine.member import Member, Setting
+from manymax.engine.native_library import BACKENDS
 from manymax.errors import ArgumentError, ManymaxError, unknown_name
 from manymax.members import FAMILY, REFERENCE_LOSSES
 from manymax.samplers import SAMPLERS
 from manymax.study.backbones import BACKBONES
-from manymax.study.computations import COMPUTATIONS, computation_names
+from manymax.study.computations import COMPUTATIONS, computation_names, has_native_code
 from manymax.study.groups import ALL_GROUPS, GRADIENT, GROUPS, losses, solver_names
 
 # The options of version 0.1.0 in their order. Records of that version hold the flat form, reports read it, and the hash
-# of a run is computed from it: neither names nor order may change. Later options come after these.
+# of a run is computed from it: neither names nor order may change. Later options of all runs follow at the end.
 FLAT_FORM = (
     *("data", "columns", "preset", "min_rating", "k_core", "size", "name", "split"),
     *("backbone", "dim", "layers", "attention_heads", "hidden", "dropout", "max_length", "positions"),
@@ -34,7 +35,11 @@ FLAT_FORM = (
     *("multilabel", "label_smoothing", "computation", "solver", "ridge", "ridge_power", "positive_weight"),
     *("lr", "weight_decay", "batch_size", "batches", "chunk", "accumulate", "clip", "bf16", "threads"),
     *("epochs", "patience", "eval_every", "cutoffs", "monitor", "seed"),
+    "backend",
 )
+
+# Options that the oldest records do not have, with the value that they would have had.
+LATER_OPTIONS = {"computation": "blocks", "backend": "auto"}
 
 # Options whose unset value is None: several rows declare them, with different defaults, and None means the row's own.
 LEFT_TO_THE_ROW = ("hit_policy",)
@@ -130,7 +135,7 @@ def _fixed_options() -> Iterator[Option]:
     """The options that every run has: the fields of the groups."""
     # What replaces `{}` in a description.
     names: dict[str, Iterable[str]] = {"backbone": BACKBONES, "loss": REFERENCE_LOSSES, "sampler": SAMPLERS}
-    choices = {"solver": tuple(solver_names()), "computation": computation_names()}
+    choices = {"solver": tuple(solver_names()), "computation": computation_names(), "backend": BACKENDS}
     for group, kind in ALL_GROUPS.items():
         for key, field in kind.model_fields.items():
             name = flat_name(group, key)
@@ -198,6 +203,7 @@ def _make_rules() -> Iterator[Rule]:
     yield (*gradient_options, "label_smoothing"), "solver", (GRADIENT,)
     # Which members a computation takes is not asked here: that would import the packages of all computations.
     yield ("computation",), "loss", _names(m for m in members if m.kind == "exact")
+    yield ("backend",), "loss", _names(m for m in members if has_native_code(m))
 
 
 def _rules_of(declared: Declared, chooser: str) -> Iterator[Rule]:

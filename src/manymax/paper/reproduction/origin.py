@@ -37,7 +37,7 @@ def data(made: Sequence[Trial]) -> Iterator[str]:
 
 
 def how_it_was_run(collected: Collected) -> Iterator[str]:
-    """Hours by study, versions and machines."""
+    """Hours by study, versions, machines and back ends."""
     yield "## How it was run\n"
     runs = list({run.record.hash: run for each in collected.studies.values() for run in each}.values())
     if not runs:
@@ -51,6 +51,8 @@ def how_it_was_run(collected: Collected) -> Iterator[str]:
     for what in ("versions", "machine"):
         seen = {", ".join(f"{k} {v}" for k, v in getattr(run.record, what).items()) for run in runs}
         yield "\n".join(f"- {what}: {escape(each)}" for each in sorted(seen)) + "\n"
+    if backends := {run.record.backend for run in runs if run.record.backend is not None}:  # none in version 0.1.0
+        yield f"- back ends: {escape(', '.join(sorted(backends)))}\n"
 
 
 def _hours(runs: Sequence[Run]) -> tuple[Cell, ...]:

@@ -290,7 +290,9 @@ def _facts(study: Study) -> list[tuple[str, str]]:
 
 
 def _origin(study: Study) -> str:
-    """The versions and machines that the runs were made with, for the foot of the page."""
+    """The versions, machines and back ends that the runs were made with, for the foot of the page."""
     versions = {", ".join(f"{k} {v}" for k, v in run.record.versions.items()) for run in study.runs}
     machines = {", ".join(f"{k}: {v}" for k, v in run.record.machine.items()) for run in study.runs}
-    return "Versions: " + "; ".join(sorted(versions)) + ". Machines: " + "; ".join(sorted(machines)) + "."
+    backends = {run.record.backend for run in study.runs if run.record.backend is not None}
+    parts = {"Versions": versions, "Machines": machines, "Back ends": backends}
+    return " ".join(f"{name}: {'; '.join(sorted(seen))}." for name, seen in parts.items() if seen)

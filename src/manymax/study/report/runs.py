@@ -27,10 +27,9 @@ from manymax.study.records import (
     read_record,
     read_table,
 )
-from manymax.study.run_options import flat
+from manymax.study.run_options import LATER_OPTIONS, flat
 
 CHECKED_METRIC = "ndcg@20"  # read from every run at once, so that a damaged file is known from the beginning
-LATER_OPTIONS = {"computation": "blocks"}  # options that the oldest records do not have, with the value they had then
 
 
 @dataclass(frozen=True, eq=False)
