@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,8 +15,11 @@ import pytest
 import torch
 from torch import Tensor
 
+import manymax
 from manymax.engine import native_library
+from manymax.engine.ranks import Ranks, Shards
 from manymax.heads import machine_report
+from manymax.heads.build import head_class
 from manymax.members import FAMILY
 
 ROOT = Path(__file__).parents[2]
@@ -29,8 +34,8 @@ def memory(tensor: Tensor) -> bytes:
     return rest[tensor.storage_offset() * tensor.element_size() :].numpy().tobytes()
 
 
-def read(text: bytes, dtype: torch.dtype) -> Tensor:
-    return torch.frombuffer(bytearray(text), dtype=dtype) if text else torch.empty(0, dtype=dtype)
+def read(text: bytes | memoryview, dtype: torch.dtype) -> Tensor:
+    return torch.frombuffer(bytearray(text), dtype=dtype) if len(text) else torch.empty(0, dtype=dtype)
 
 
 def record(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Call], list[list[Tensor]]]:
@@ -57,15 +62,55 @@ def packed(calls: list[Call]) -> bytes:
     def number(value: int) -> bytes:
         return value.to_bytes(8, "little", signed=True)
 
-    text = number(len(calls))
+    parts = [number(len(calls))]
     for name, arguments in calls:
-        text += number(len(name)) + name.encode() + number(len(arguments))
+        parts += [number(len(name)), name.encode(), number(len(arguments))]
         for value in arguments:
             if isinstance(value, bytes):
-                text += number(len(value)) + value
+                parts += [number(len(value)), value]
             else:
-                text += number(-2) if value is None else number(-1) + number(value)
-    return text
+                parts += [number(-2)] if value is None else [number(-1), number(value)]
+    return b"".join(parts)
+
+
+class Pretended(Ranks):
+    """The first of two ranks, of which the other holds classes that add nothing: every exchange is the identity."""
+
+    size = 2
+
+
+def call_everything() -> None:
+    """Heads of all kinds on the native library: on one process and on shards, with dense and with sparse gradients."""
+    torch.manual_seed(0)  # near a tie the two processors could round to different supports
+    for member in FAMILY.values():
+        if not member.native or member.kind != "exact":
+            continue
+        for setting, dtype in itertools.product(member.examples, machine_report.CHECK_TOLERANCE):
+            machine_report._results(member, setting, dtype, "native-plain")
+            for scale, shards, sparse in itertools.product((0.05, 0.5, 3.0), (None, Pretended()), (False, True)):
+                options = {"backend": "native-plain", "sparse_grad": sparse}
+                head = head_class(member)(8, 600, dtype=dtype, options=options, **setting)
+                queries = (scale * 3 * torch.randn(24, 8, dtype=dtype)).mul_(torch.linspace(0.1, 1, 24).unsqueeze(1))
+                held = Shards((600,)) if shards is None else Shards((600, 0), shards)
+                target = torch.randint(600, (24, 2))
+                call = head.read(queries.to(dtype).requires_grad_(), head.linear.weight, None, target, held)
+                head.compute(call).backward()
+    # And the scores of classes that are drawn, with their gradients.
+    sampler = manymax.samplers.UniformSampler(600)
+    for dtype, shared in itertools.product(machine_report.CHECK_TOLERANCE, (False, True)):
+        queries, vectors = (torch.randn(n, 8, dtype=dtype).requires_grad_() for n in (24, 600))
+        manymax.linear_sampled_softmax_loss(
+            *(queries, vectors, torch.randint(600, (24, 2)), sampler),
+            num_negatives=20,
+            shared=shared,
+            options={"backend": "native-plain"},
+        ).backward()
+
+
+def functions(library: Path) -> set[str]:
+    """The names of all functions that a library offers for a precision, from its table of names."""
+    names = set(re.findall(rb"\0([a-z_]+_float(?:32|64))(?=\0)", library.read_bytes()))
+    return {name.decode() for name in names}
 
 
 @pytest.mark.extras
@@ -91,17 +136,14 @@ def test_every_call_leaves_what_it_leaves_here(tmp_path: Path, monkeypatch: pyte
     subprocess.run([COMPILER, "-O1", "-fopenmp", str(source), "-ldl", "-o", str(program)], check=True)
 
     calls, left = record(monkeypatch)
-    for member in FAMILY.values():
-        if member.native and member.kind == "exact":
-            for setting in member.examples:
-                for dtype in machine_report.CHECK_TOLERANCE:
-                    machine_report._results(member, setting, dtype, "native-plain")
-    assert calls
+    call_everything()
+    exported = {name for name, _ in calls}
+    assert exported == functions(native_library.LIBRARIES / "manymax_plain.so")
     (tmp_path / "calls").write_bytes(packed(calls))
     emulator = [EMULATOR, "-L", "/usr/aarch64-linux-gnu"]  # where distributions put the libraries of the other machine
     command = [*emulator, str(program), str(library), str(tmp_path / "calls"), str(tmp_path / "left")]
     subprocess.run([str(part) for part in command], check=True)
-    found = (tmp_path / "left").read_bytes()
+    found = memoryview((tmp_path / "left").read_bytes())
     for (name, _), tensors in zip(calls, left, strict=True):
         for expected in tensors:
             size = expected.numel() * expected.element_size()
