@@ -38,7 +38,7 @@ print(record.status, record.peak_memory_mb)
 
 
 def test_pure_python_without_what_only_linux_has(tmp_path: Path) -> None:
-    environment = os.environ | {"PATH": str(tmp_path)}
+    environment = os.environ | {"PATH": str(tmp_path), "MANYMAX_BACKEND": "auto"}
     command = [sys.executable, "-c", ELSEWHERE, str(tmp_path / "run")]
     result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert result.returncode == 0, result.stderr

@@ -74,6 +74,7 @@ def test_the_old_name_works_with_a_warning(levels: list[str]) -> None:
 
 
 def test_without_a_library_only_a_demand_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(native_library.VARIABLE, raising=False)
     monkeypatch.setattr(native_library, "missing", lambda level: "there is none.")
     native_library._resolve.cache_clear()
     try:
