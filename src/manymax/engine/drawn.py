@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from manymax.engine.drawn_blocks import SharedDraw, SharedLosses, SharedTotal
 from manymax.engine.linear import HeadCall
 from manymax.engine.member import Member
 from manymax.engine.ranks import Ranks
@@ -25,6 +26,7 @@ from manymax.engine.target import Target
 from manymax.errors import ArgumentError, ArgumentTypeError
 from manymax.ops.checks import visible
 from manymax.ops.lookup import lookup
+from manymax.ops.matches import Matches
 from manymax.samplers.base import Draw, Sampler
 
 
@@ -80,27 +82,38 @@ def sampled_loss(member: Member, call: HeadCall, settings: Mapping[str, Any], dr
     """
     kernel: DrawnKernel = member.needed("kernel")(**settings)
     pairs = read_positive_pairs(call.target)
-    # All ranks have the queries and use them with their own classes: the gradients of these uses are summed.
-    call = replace(call, queries=call.shards.ranks.spread(call.queries))
-    losses = call.queries.new_zeros(len(call.queries))
-    if len(pairs.rows):
-        draw = _draw(call, pairs, draws)
-        if kernel.needs_log_q is not None and draw.log_q is None:
-            raise ArgumentError(f"`{kernel.needs_log_q}` needs log q, which this sampler does not know: {draw.note}.")
-        read_scores = _scores_on_one_rank if call.shards.ranks.alone else _scores_on_many_ranks
-        sample = read_scores(call, pairs, draw, kernel)
-        # The loss of a row is the weighted sum over its positives, as for an exact head.
-        losses = losses.index_add(0, pairs.rows, pairs.weights * kernel.rows(sample))
-    else:
-        # A batch without positives. The loss is 0, but it must still depend on queries, class vectors and bias, so that
-        # `backward` works and gives them zeros (a sparse tensor without entries if asked for): sums of nothing do that.
-        none = pairs.rows.new_empty(0, 1)
-        nothing = class_scores(call.queries[:0], call.vectors, pairs.rows, none, call.keywords).sum()
-        losses = losses + (nothing if call.bias is None else nothing + call.bias[:0].sum())
     if call.keywords.multilabel == "normalized":  # here the mean over the positives: sampled losses have no Omega
         total = call.target.weights.sum(1)
-        losses = losses / torch.where(total > 0, total, 1)
-    return call.reduced(losses)
+        pairs = pairs._replace(weights=pairs.weights / torch.where(total > 0, total, 1)[pairs.rows])
+    # All ranks have the queries and use them with their own classes: the gradients of these uses are summed.
+    call = replace(call, queries=call.shards.ranks.spread(call.queries))
+    if not len(pairs.rows):
+        return call.reduced(_no_losses(call, pairs))
+    draw = _draw(call, pairs, draws)
+    if kernel.needs_log_q is not None and draw.log_q is None:
+        raise ArgumentError(f"`{kernel.needs_log_q}` needs log q, which this sampler does not know: {draw.note}.")
+    if draw.shared and call.shards.ranks.alone:
+        return call.reduced(_shared_losses(call, pairs, draw, kernel))
+    read_scores = _scores_on_one_rank if call.shards.ranks.alone else _scores_on_many_ranks
+    return call.reduced(_sum_by_row(call, pairs, kernel.rows(read_scores(call, pairs, draw, kernel))))
+
+
+def _sum_by_row(call: HeadCall, pairs: PositivePairs, losses: Tensor) -> Tensor:
+    """The losses of the rows (N,), weighted sums over their positives as in an exact head, from those of the pairs."""
+    return losses.new_zeros(len(call.queries)).index_add(0, pairs.rows, pairs.weights * losses)
+
+
+def _no_losses(call: HeadCall, pairs: PositivePairs) -> Tensor:
+    """The losses (N,) of a batch without positives: zeros.
+
+    They must still depend on queries, class vectors and bias, so that `backward` works and gives them zeros (a sparse
+    tensor without entries if asked for): sums of nothing do that.
+    """
+    none = pairs.rows.new_empty(0, 1)
+    nothing = class_scores(call.queries[:0], call.vectors, pairs.rows, none, call.keywords).sum()
+    if call.bias is not None:
+        nothing = nothing + call.bias[:0].sum()
+    return call.queries.new_zeros(len(call.queries)) + nothing
 
 
 def _draw(call: HeadCall, pairs: PositivePairs, draws: DrawSettings) -> Draw:
@@ -179,60 +192,78 @@ def _same_generator(generator: torch.Generator | None, ranks: Ranks, device: tor
     return generator
 
 
-def proposal_of(draw: Draw, num_classes: int, batch: int) -> tuple[Tensor | float, Tensor | float]:
-    """log q of the positives and of the negatives; that of a uniform proposal where the sampler knows none.
+def log_q_of(draw: Draw, num_classes: int) -> tuple[Tensor | float, Tensor | float]:
+    """log q of the positives and of the negatives; that of a uniform proposal where the sampler knows none."""
+    uniform = -math.log(num_classes)
+    return uniform if draw.log_q_target is None else draw.log_q_target, uniform if draw.log_q is None else draw.log_q
+
+
+def shift_of(draw: Draw, batch: int) -> Tensor | None:
+    """log(k' / k), (M,), to be added to log q of the M = `batch` positives and of their negatives; None for 0.
 
     The losses subtract log(k q), with k the number of columns. Among in-batch negatives the positives of a query itself
-    are columns but no draws, so that only k' < k columns are. Adding log(k' / k) to log q makes the losses subtract
-    log(k' q), as they should.
-
-    Args:
-        draw: what was drawn.
-        num_classes: C.
-        batch: M, the number of positives.
-
-    Returns:
-        log q of the positives, (M,) or a number, and of the negatives, (M, k), (k,) or a number.
+    are columns but no draws, so that only k' < k columns are. This makes the losses subtract log(k' q), as they should.
     """
-    uniform = -math.log(num_classes)
-    positive = uniform if draw.log_q_target is None else draw.log_q_target
-    negative = uniform if draw.log_q is None else draw.log_q
-    copies = draw.copies(batch)
-    if copies is None:
-        return positive, negative
-    share = 1 - copies.to(torch.float64).mean(1)  # k' / k
-    shift = torch.where(share > 0, share, 1).log()  # a query to which all columns belong has no draws: no shift
-    return positive + shift, negative + shift.unsqueeze(1)
+    if draw.source_row is None:
+        return None
+    if draw.shared:
+        own = Matches(draw.source_row).count(draw.owners(batch))
+    else:
+        own = (draw.source_row == draw.owners(batch).unsqueeze(-1)).sum(-1)
+    share = 1 - own.double() / draw.ids.shape[-1]
+    # A query to which all columns belong has no draws: no shift.
+    shift = torch.where(share > 0, share, 1).log()
+    return shift if draw.log_q is None else shift.to(draw.log_q.dtype)
 
 
 # One rank ----------------------------------------------------------------------------------------
 
 
+def _shared_losses(call: HeadCall, pairs: PositivePairs, draw: Draw, kernel: DrawnKernel) -> Tensor:
+    """The losses of the rows (N,), or their sum, where all rows share the draws and one process holds all classes."""
+    like, keywords, count = call.queries, call.keywords, len(pairs.rows)
+    log_q_target, log_q = log_q_of(draw, call.shards.num_classes)
+    shift = shift_of(draw, count)
+    shared = SharedDraw(
+        rows=pairs.rows,
+        target=pairs.classes,
+        distinct=pairs.owner is None,
+        ids=draw.ids,
+        log_q=read_log_q("log_q_negative", log_q, like, (len(draw.ids),)),
+        log_q_target=read_log_q("log_q_positive", log_q_target, like, (count,)),
+        shift=None if shift is None else shift.to(like.dtype),
+        copies=None if draw.source_row is None else Matches(draw.source_row),
+        owner=draw.owners(count),
+        hits=Matches(draw.ids) if kernel.masks_hits else None,
+    )
+    tensors = call.queries, call.vectors, call.bias, kernel.setting
+    how = shared, kernel, keywords.options, keywords.sparse_grad
+    if keywords.reduction == "none":
+        return _sum_by_row(call, pairs, SharedLosses.apply(*tensors, *how))
+    # Asked here, because autograd switches gradients off inside of its functions.
+    return SharedTotal.apply(*tensors, pairs.weights.to(like.dtype), *how, torch.is_grad_enabled())
+
+
 def _scores_on_one_rank(call: HeadCall, pairs: PositivePairs, draw: Draw, kernel: DrawnKernel) -> SampledScores:
-    """Scores of the positives (M,) and of the negatives (M, k), with log q, where one process holds all classes."""
-    rows, target, keywords = pairs.rows, pairs.classes, call.keywords
-    if draw.shared:
-        # The k class vectors are read once for all rows, and the scores are one matmul. Those of the positives are read
-        # by the same function, so that the gradients of both are summed before they are rounded.
-        ids, queries = torch.cat([draw.ids, target]), call.queries[rows]
-        vectors = SharedRows.apply(call.vectors, ids, keywords.sparse_grad, queries.dtype)
-        shared, own = vectors.split([len(draw.ids), len(target)])
-        positive, negative = (queries * own).sum(1), queries @ shared.T
-    else:
-        # Positive and negatives in one call: their gradients are sorted and summed by class once.
-        ids = torch.cat([target.unsqueeze(1), draw.ids], 1)
-        both = class_scores(call.queries, call.vectors, rows, ids, keywords)
-        positive, negative = both[:, 0], both[:, 1:]
+    """Scores of the positives (M,) and of the negatives (M, k), with log q, where every row has its own draws."""
+    target = pairs.classes
+    # Positive and negatives in one call: their gradients are sorted and summed by class once.
+    ids = torch.cat([target.unsqueeze(1), draw.ids], 1)
+    both = class_scores(call.queries, call.vectors, pairs.rows, ids, call.keywords)
+    positive, negative = both[:, 0], both[:, 1:]
     if call.bias is not None:
         positive, negative = positive + call.bias[target], negative + call.bias[draw.ids]
-    copies = draw.copies(len(rows))
+    copies = draw.copies(len(target))
     if copies is not None:  # in-batch: the positives of a query are no negatives of its own
         negative = torch.where(copies, -torch.inf, negative)
     check_values(positive, negative)
     # A negative that happens to be the positive. Some losses mask it; others count it as a draw like any other.
     if kernel.masks_hits:
-        negative = torch.where(draw.hits(target).expand(negative.shape), -torch.inf, negative)
-    log_q_positive, log_q = proposal_of(draw, call.shards.num_classes, len(target))
+        negative = torch.where(draw.hits(target), -torch.inf, negative)
+    log_q_positive, log_q = log_q_of(draw, call.shards.num_classes)
+    shift = shift_of(draw, len(target))
+    if shift is not None:
+        log_q_positive, log_q = log_q_positive + shift, log_q + shift.unsqueeze(1)
     return SampledScores(
         positive,
         negative,
@@ -281,15 +312,20 @@ def _scores_on_many_ranks(call: HeadCall, pairs: PositivePairs, draw: Draw, kern
             negative = torch.where(_take_columns(masked, column, negative), -torch.inf, negative)
     log_q_positive, log_q = (
         torch.as_tensor(log_q, dtype=negative.dtype, device=negative.device)
-        for log_q in proposal_of(draw, call.shards.num_classes, len(classes))
+        for log_q in log_q_of(draw, call.shards.num_classes)
     )
     # All of log q, also that of other ranks' negatives: every rank then refuses alike, and none waits for the others.
     _check_log_q(log_q_positive, log_q)
+    log_q_positive, log_q = log_q_positive.expand(len(classes)), _take_columns(log_q, column, negative)
+    shift = shift_of(draw, len(classes))
+    if shift is not None:
+        shift = shift.to(negative.dtype)
+        log_q_positive, log_q = log_q_positive + shift, log_q + shift.unsqueeze(1)
     return SampledScores(
         positive,
         negative,
-        log_q_positive.expand(len(classes)),
-        torch.where(own, _take_columns(log_q, column, negative), 0),  # columns that fill up would get that of draw 0
+        log_q_positive,
+        torch.where(own, log_q, 0),  # columns that fill up would get that of draw 0
         draw.ids.shape[-1],
         call.shards.ranks,
         own,

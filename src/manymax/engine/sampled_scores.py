@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -39,17 +39,86 @@ class SampledScores:
 
 
 @dataclass(frozen=True)
+class DrawnBlock:
+    """The sampled scores of a block of rows that share their negatives, on one rank.
+
+    positive: (n,). negative: (n, k), -inf where masked; may be overwritten.
+    log_q_positive: (n,), log_q: (k,).
+    shift: (n,) to be added to log q of positives and negatives of a row; None for 0.
+    coefficient: (n,) factor of each row's loss in the result; None if no gradient is wanted.
+    level: of the native library; None for plain torch.
+    """
+
+    positive: Tensor
+    negative: Tensor
+    log_q_positive: Tensor
+    log_q: Tensor
+    shift: Tensor | None
+    coefficient: Tensor | None
+    level: str | None
+
+    def sample(self) -> SampledScores:
+        """The block in the form of `DrawnKernel.rows`, with scores that may require a gradient."""
+        log_q_positive, log_q = self.log_q_positive, self.log_q.expand(self.negative.shape)
+        if self.shift is not None:
+            log_q_positive, log_q = log_q_positive + self.shift, log_q + self.shift.unsqueeze(1)
+        return SampledScores(self.positive, self.negative, log_q_positive, log_q, self.negative.shape[1], ALONE)
+
+
+@dataclass(frozen=True)
+class DrawnGradient:
+    """The losses of a block of rows that share their negatives, and their gradient in the scores.
+
+    losses: (n,). The others are only looked at if a gradient is wanted, and have the coefficients of the rows in them:
+    positive: (n,) gradient in the scores of the positives.
+    table, scale: (n, k) and (n,): scale_m table_mj is the gradient in the scores of the negatives.
+    setting: gradient in the kernel's setting, or None.
+    """
+
+    losses: Tensor
+    positive: Tensor
+    table: Tensor
+    scale: Tensor
+    setting: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class DrawnKernel:
     """What a sampled member computes in its head, made for one call.
 
     rows: from sampled scores to the losses of the positives, (...).
     masks_hits: whether negatives that equal the positive are masked.
     needs_log_q: the name of a setting that makes no sense without the log q of the sampler, for the error; or None.
+    setting: a scalar tensor in which the loss is differentiated too, or None.
+    block: from a block of rows that share their negatives to losses and gradient, where that is faster than to
+        differentiate `rows`; or None.
     """
 
     rows: Callable[[SampledScores], Tensor]
     masks_hits: bool = False
     needs_log_q: str | None = None
+    setting: Tensor | None = None
+    block: Callable[[DrawnBlock], DrawnGradient] | None = None
+
+    def gradient(self, block: DrawnBlock, wants_setting: bool) -> DrawnGradient:
+        """Losses and gradient of a block: by the member's closed form, or by differentiating its losses."""
+        if self.block is not None:
+            return self.block(block)
+        coefficient = block.coefficient
+        if coefficient is None:
+            with torch.no_grad():
+                losses = self.rows(block.sample())
+            return DrawnGradient(losses, losses, block.negative, losses)
+        # A graph of this block alone, which is gone when its gradient is known. The scores are its leaves.
+        scores = [value.detach().requires_grad_() for value in (block.positive, block.negative)]
+        with torch.enable_grad():
+            losses = self.rows(replace(block, positive=scores[0], negative=scores[1]).sample())
+            leaves = [*scores, self.setting] if wants_setting and self.setting is not None else scores
+            # A loss may not depend on all of them: the positives of a loss that only looks at negatives, for example.
+            positive, table, *more = torch.autograd.grad(losses, leaves, coefficient, materialize_grads=True)
+        # A masked score is a constant, whatever the derivative of the loss at -inf is.
+        table = torch.where(block.negative == -torch.inf, 0, table)
+        return DrawnGradient(losses.detach(), positive, table, torch.ones_like(positive), more[0] if more else None)
 
 
 def read_sample(

@@ -59,10 +59,11 @@ class Draw:
         Unlike hits, which are draws that happen to equal the positive, these are no draws from q: they must be left
         out whatever is done with hits.
         """
-        if self.source_row is None:
-            return None
-        owner = torch.arange(batch, device=self.ids.device) if self.owner is None else self.owner
-        return self.source_row == owner.unsqueeze(-1)
+        return None if self.source_row is None else self.source_row == self.owners(batch).unsqueeze(-1)
+
+    def owners(self, batch: int) -> Tensor:
+        """The owner of each row, (N,) for N = `batch` rows, whose draws `source_row` marks: its query, or itself."""
+        return torch.arange(batch, device=self.ids.device) if self.owner is None else self.owner
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,8 @@ def nce_kernel(hit_policy: str = "keep", log_z: float | Tensor = 0.0) -> DrawnKe
         # and so is its derivative. The sum over the ranks is one number per positive.
         return _softplus(-positive_logits) + ranks.total(_softplus(noise_logits).sum(-1))
 
-    return DrawnKernel(rows, masks_hits=hit_policy == "mask")
+    setting = log_z if isinstance(log_z, Tensor) and log_z.requires_grad else None
+    return DrawnKernel(rows, masks_hits=hit_policy == "mask", setting=setting)
 
 
 def _softplus(values: Tensor) -> Tensor:

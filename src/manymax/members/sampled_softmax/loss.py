@@ -22,6 +22,7 @@ Citations: Jean et al., ACL 2015; Bengio and Senecal 2008; consistency of "logq"
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from manymax.engine.member import Fact, Facts, Formulas, Setting
 from manymax.engine.ranks import Ranks
 from manymax.engine.sampled_scores import HIT_POLICIES, DrawnKernel, SampledScores, read_sample
 from manymax.errors import ArgumentError, check_choice
+from manymax.members.sampled_softmax.kernel import block_gradient
 from manymax.ops.checks import visible
 from manymax.ops.divergences import chi_square
 from manymax.ops.reduction import REDUCTIONS, reduce
@@ -172,7 +174,8 @@ def sampled_softmax_kernel(
 
     policy = hit_policy or ("mask" if correction == "partition" else "keep")
     needs_log_q = "correction='partition'" if correction == "partition" else None
-    return DrawnKernel(rows, masks_hits=policy == "mask", needs_log_q=needs_log_q)
+    block = partial(block_gradient, correction=correction) if debias is None else None
+    return DrawnKernel(rows, masks_hits=policy == "mask", needs_log_q=needs_log_q, block=block)
 
 
 def check_settings(correction: str, hit_policy: str | None, debias: str | None, num_negatives: int | None) -> None:
