@@ -194,6 +194,28 @@ def test_the_cost_of_a_sparse_map_follows_the_support_of_the_scores() -> None:
     assert times[1] == pytest.approx(predict_seconds("sparsemax", shapes[1], MACHINE), rel=0.1)
 
 
+def test_assumed_supports_are_those_of_a_model_trained_with_a_sparse_loss() -> None:
+    """A factorisation of Gowalla has supports of 20 and 1,808 of 40,981 classes, and all within 1 of the largest."""
+    situation = replace(advise_small().situation, num_classes=40_981)
+    sample, _ = advisor.read_sample(situation, None, advisor.ASSUMED_SPREAD, None)
+    scores = sample.sparse_scale * sample.scores[:4]
+    supports = [
+        float((probs > 0).sum(1).float().mean()) for probs in (manymax.sparsemax(scores), manymax.entmax(scores))
+    ]
+    assert supports == [pytest.approx(20, rel=0.5), pytest.approx(1808, rel=0.5)]
+    assert (manymax.rankmax(scores, sample.labels[:4]) > 0).float().mean() > 0.95
+    given, _ = advisor.read_sample(situation, sample.scores[:2], 1.0, None)
+    assert given.sparse_scale == 1  # scores of the caller's model are taken as they are
+
+
+def test_a_machine_with_the_native_back_end_is_advised_for_it() -> None:
+    plain, native = (
+        choice_of(advise_small(machine=replace(MACHINE, native=there)), "entmax").step_seconds
+        for there in (False, True)
+    )
+    assert native < plain
+
+
 def test_the_metric_decides_what_counts() -> None:
     assert not any("multilabel" in c.settings for c in advise_small().ranked)
     forms = {

@@ -123,6 +123,16 @@ def test_wrong_options_end_in_a_message(arguments: list[str], message: str, mach
     assert result.stdout == ""
 
 
+def test_a_machine_from_before_the_native_back_end_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "machine.json"
+    older = asdict(MACHINE)
+    del older["native"]
+    path.write_text(json.dumps(older))
+    assert read_machine(path) == MACHINE
+    path.write_text(json.dumps(asdict(MACHINE) | {"native": True}))
+    assert read_machine(path).native
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -133,7 +143,7 @@ def test_wrong_options_end_in_a_message(arguments: list[str], message: str, mach
         ('{"flop": 1e-11}', "unknown kind of work 'flop': did you mean 'flops'"),
         ('{"flops": "fast"}', "`machine.flops` must be seconds, at least 0; got 'fast'"),
         ('{"flops": 1e-11, "streamed": 1e-9}', "every kind of work; exponentials, passes, fresh, near"),
-        (json.dumps(dict.fromkeys(asdict(MACHINE), 0)), "`flops` above 0"),
+        (json.dumps(asdict(Machine())), "`flops` above 0"),
     ],
 )
 def test_a_wrong_machine_is_refused(content: str | None, message: str, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -54,19 +55,21 @@ def test_there_is_a_prediction_for_every_member_with_a_head() -> None:
 
 
 @pytest.mark.parametrize("member", HEADS)
-def test_more_ranks(member: str) -> None:
+@pytest.mark.parametrize("machine", [MACHINE, replace(MACHINE, native=True)], ids=["torch", "native"])
+def test_more_ranks(member: str, machine: Machine) -> None:
     """With more ranks each has less to hold and to compute, and sends a little more."""
-    rows = [plan(member, SHAPE, ranks, MACHINE, NETWORK) for ranks in (1, 2, 8, 64)]
+    rows = [plan(member, SHAPE, ranks, machine, NETWORK) for ranks in (1, 2, 8, 64)]
     assert rows[0].sent == rows[0].exchanging == 0
-    assert rows[0].computing == cost(member, SHAPE).work.seconds(MACHINE)
-    assert rows[0].memory == 3 * 4 * SHAPE.vectors + cost(member, SHAPE).memory
+    alone = cost(member, SHAPE, "native" if machine.native else "torch")
+    assert rows[0].computing == alone.work.seconds(machine)
+    assert rows[0].memory == 3 * 4 * SHAPE.vectors + alone.memory
     for fewer, more in itertools.pairwise(rows[1:]):
         assert more.memory < fewer.memory
         assert more.computing <= fewer.computing
         assert fewer.sent < more.sent < 2 * fewer.sent
         assert more.exchanging > fewer.exchanging
-    assert plan(member, SHAPE, 4, MACHINE, NETWORK, optimizer_states=0).memory == pytest.approx(
-        plan(member, SHAPE, 4, MACHINE, NETWORK).memory - 2 * SHAPE.vectors
+    assert plan(member, SHAPE, 4, machine, NETWORK, optimizer_states=0).memory == pytest.approx(
+        plan(member, SHAPE, 4, machine, NETWORK).memory - 2 * SHAPE.vectors
     )
 
 

@@ -17,7 +17,7 @@ from manymax.engine.cost import FLOAT, Machine, Shape
 from manymax.engine.member import Member
 from manymax.members import BASELINE
 from manymax.theory.bias_variance import deviation, negatives_needed
-from manymax.theory.cost import cost
+from manymax.theory.cost import cost, predict_seconds
 from manymax.theory.order_preservation import member_map
 
 OPTIMIZER_COPIES = 2  # copies of the class vectors that an optimizer keeps; Adam's two moments
@@ -40,7 +40,7 @@ class Ranking:
             for proposal, log_q in self.sample.proposals.items():
                 yield self._sampled_choice(member, proposal, log_q)
         elif member.sparse:
-            support = float((self._probs(member) > 0).sum(1).float().mean())
+            support = float((self._probs(member, self.sample.sparse_scale) > 0).sum(1).float().mean())
             yield self._choice(member, self.situation.shape(support=support), self.squared_distance(member))
         else:
             yield self._choice(member, self.situation.shape(), self.squared_distance(member))
@@ -149,15 +149,15 @@ class Ranking:
 
     def _seconds(self, member: Member, shape: Shape) -> float:
         """Predicted seconds of a step on this machine."""
-        return cost(member.name, shape).work.seconds(self.machine)
+        return predict_seconds(member.name, shape, self.machine)
 
     def _memory(self, member: Member, shape: Shape) -> float:
         """Bytes of buffers and gradients, of the class vectors, and of the optimizer's copies of these."""
-        return cost(member.name, shape).memory + FLOAT * (1 + OPTIMIZER_COPIES) * shape.vectors
+        return cost(member.name, shape, self.machine.way).memory + FLOAT * (1 + OPTIMIZER_COPIES) * shape.vectors
 
-    def _probs(self, member: Member) -> Tensor:
-        """The member's map of the sample, (R, C); maps that need the label are given the labels of the sample."""
-        return member_map(member, self.sample.labels)(self.sample.scores)
+    def _probs(self, member: Member, scale: float = 1.0) -> Tensor:
+        """The member's map of scale x the sample, (R, C); maps that need the label get the labels of the sample."""
+        return member_map(member, self.sample.labels)(scale * self.sample.scores)
 
     def _has_probabilities(self, member: Member) -> bool:
         """Whether the scores alone give probabilities that are never negative.

@@ -30,8 +30,9 @@ from manymax.theory.cost import cost
 # Work beyond that of a head on one process; benchmarks/scale.py compares the predictions with measured steps.
 # For each drawn negative, on every rank (all ranks draw the same ones): drawing it and finding the rank that holds it.
 PER_DRAW_ON_RANKS = Work(fresh=40, sorted=3)
-# For each score of an exact member: a kernel stops at each sum over the ranks and goes over the scores again after it.
-PER_SCORE_ON_RANKS = Work(streamed=6)
+# For each score of an exact member: a kernel stops at each sum over the ranks and goes over the scores again after it,
+# in plain torch with several operations, in a native kernel with one.
+PER_SCORE_ON_RANKS, PER_NATIVE_SCORE_ON_RANKS = Work(streamed=6), Work(streamed=3)
 # Bytes for each drawn negative, on every rank: its id, its log q and its place among the negatives of the rank.
 DRAW_BYTES = 64
 
@@ -111,11 +112,12 @@ def plan(member: str, shape: Shape, ranks: int, machine: Machine, network: Netwo
         shard, exchanges = _largest_shard(row, shape, ranks), traffic(row.name, shape, ranks)
     else:
         shard, exchanges = shape, Traffic()
-    step: Cost = cost(row.name, shard)
+    step: Cost = cost(row.name, shard, machine.way)
     # Every rank draws the negatives of all rows, whoever holds them: draws are not divided by the number of ranks.
     draws = shape.pairs * shape.num_negatives if row.kind == "sampled" and ranks > 1 else 0.0
     scores = shard.table if row.kind == "exact" and ranks > 1 else 0.0
-    work = step.work + draws * PER_DRAW_ON_RANKS + scores * PER_SCORE_ON_RANKS
+    per_score = PER_NATIVE_SCORE_ON_RANKS if machine.native and row.native else PER_SCORE_ON_RANKS
+    work = step.work + draws * PER_DRAW_ON_RANKS + scores * per_score
     # `step.memory` holds the gradient of the class vectors; the vectors and the optimizer's numbers come on top.
     memory = FLOAT * (1 + optimizer_states) * shard.vectors + step.memory + draws * DRAW_BYTES
     # One rank skips every exchange, although a member's `traffic` counts them for any number of ranks.

@@ -4,9 +4,12 @@ A member states its cost as a function from the sizes of a step to a `Cost`, and
 to a `Traffic`. Here are the building blocks of such functions. Counts are independent of a machine;
 `manymax.theory.cost` measures what a machine takes for one of each kind and turns counts into seconds.
 
+A step can be computed in three ways, which cost differently: by heads on the native back end, by heads in plain torch,
+and by autograd on full tables.
+
 The kinds of work and the constants are few, and rounded: benchmarks/advisor.py compares predictions with measured
 steps, and asks for the right order of losses and for times within a factor of 2. It is a model to choose with, no
-simulator.
+simulator. engine/sampled_cost.py has the members that draw negatives.
 """
 
 from __future__ import annotations
@@ -14,17 +17,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import Literal
 
 from manymax.engine.options import PAD, HeadOptions
 from manymax.errors import ArgumentError
-from manymax.ops.selected_scores import table_is_cheaper
+
+Way = Literal["native", "torch", "plain"]  # heads on either back end; autograd on full (N, C) tables
 
 FLOAT, DOUBLE = 4, 8  # bytes; the sums of kernels travel between ranks in float64
 PER_STEP = 250  # calls of torch in a step that has next to nothing to compute: checks, targets, autograd
 NEAR, FAR = 1 << 20, 1 << 27  # bytes: a table of 1 MB is in the processor's cache, one of 128 MB is not
+# Bytes of a tensor from which on its memory goes back to the operating system when it is freed (the C library's limit):
+# smaller ones are given memory that was in use before.
+KEPT = 1 << 25
 MARKED = 2 * FLOAT  # bytes of a maximum over ranks: the number, and a mark that says whether it is nan
 SEARCH_STEPS = 8  # exchanges of a search for a threshold over ranks: about 6 steps, and some for a start
-GENERATOR = 5056  # bytes of the state of torch's CPU generator, which the first rank sends to the others
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,8 @@ class Shape:
     num_candidates: M, classes that are scored for each positive to choose its negatives among them; 0 for none.
     support: m, the average number of classes that a sparse map gives a probability above 0; None for all classes.
     path: L, the mean length of a path of the tree; None for that of a tree of equal counts.
+    sparse_grad: whether a member that draws negatives gives the gradient of the class vectors as a row-sparse tensor,
+        as the keyword of its head says.
     """
 
     batch: int
@@ -49,6 +58,7 @@ class Shape:
     num_candidates: int = 0
     support: float | None = None
     path: float | None = None
+    sparse_grad: bool = False
 
     def __post_init__(self) -> None:
         # A bool is an int in Python: `num_classes=True` is a mistake, not a 1.
@@ -124,9 +134,23 @@ class Work:
 
 @dataclass(frozen=True)
 class Machine(Work):
-    """Seconds that a machine takes for one unit of each kind of work; the fields are those of `Work`."""
+    """Seconds that a machine takes for one unit of each kind of work, and the back end that it has.
+
+    The kinds are the fields of `Work`.
+    native: whether heads run on the native back end there. It has no kind of work of its own: its loops are vectorised
+        as those of torch are, so that a pass of it is counted as one of torch's.
+    """
+
+    native: bool = False
+
+    @property
+    def way(self) -> Way:
+        """How heads compute on this machine."""
+        return "native" if self.native else "torch"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.native, bool):
+            raise ArgumentError(f"`machine.native` must be true or false; got {self.native!r}.")
         for f in fields(Work):
             value = getattr(self, f.name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
@@ -181,8 +205,8 @@ class Traffic:
         return 2 * (ranks - 1) / ranks * self.bytes
 
 
-# From the sizes to the cost. The bool is True for the plain way, autograd on full tables, and False for that of heads.
-CostOf = Callable[[Shape, bool], Cost]
+# cost(shape, way, **settings): from the sizes, the way of computing and the settings of a member to the cost.
+CostOf = Callable[..., Cost]
 # From the sizes and the number of ranks to what the ranks exchange.
 TrafficOf = Callable[[Shape, int], Traffic]
 
@@ -212,36 +236,71 @@ class EntryCost:
         return shape.table * (max(1.0, shape.positives) if self.each else 1.0) * self.entry
 
 
-# For each entry of a sparse gradient. The large number is no mistake: an entry brings a group of 16 candidates with it,
-# which goes through all of Newton's steps in float64, and rows are padded to the one with the most candidates.
+@dataclass(frozen=True)
+class NativeCost:
+    """What the native kernel of an exact member does with its scores, while a row of them is in cache.
+
+    row: work for each score, whatever the support is.
+    search: more of it, for each score of a row in which many classes can be in the support: its threshold is searched
+        for over the whole row.
+    each: work for each score of such a row and each positive.
+    entry: work for each entry of a sparse gradient.
+    """
+
+    row: Work
+    search: Work = Work()
+    each: Work = Work()
+    entry: Work = Work()
+
+    def over(self, shape: Shape, support: float) -> Work:
+        """The work on all scores."""
+        # A kernel looks at the maximum of each group of 64 classes first. Groups without a class of the support are not
+        # looked at again, and from one group in four on that has one the whole row is: about one class in 256.
+        wide = min(1.0, 256 * support / shape.num_classes)
+        return shape.table * (self.row + wide * (self.search + max(1.0, shape.positives) * self.each))
+
+
+# For each entry of a sparse gradient in plain torch. The large number is no mistake: an entry brings a group of 16
+# candidates with it, which goes through all of Newton's steps in float64, and rows are padded to the one with the most
+# candidates.
 PER_SPARSE_ENTRY = Work(passes=5000, sorted=4)
-PER_SCORE = Work(fresh=4)  # for each score of a sampled step: tensors of the loss and of its gradient
-PER_DRAW = Work(sorted=0.5)  # for each class vector that is read by its id: drawing the id, sorting its gradients
+# Classes for each entry of a gradient up to which it is kept as entries: ops/simplex.py and engine/rows.h.
+TORCH_SPARSE, NATIVE_SPARSE = 16, 8
+NATIVE_CALLS = 100  # calls of torch around the native kernel of a block: arguments, checks, losses
 
 
-def exact_cost(dense: EntryCost, sparse: EntryCost | None = None) -> CostOf:
+def exact_cost(dense: EntryCost, sparse: EntryCost | None = None, native: NativeCost | None = None) -> CostOf:
     """The cost of a member that sees all scores, as a function of the sizes.
 
     With a dense gradient g there are three products over all classes: x W' for the scores, g W and g' x for the
     gradients. With a sparse one there is only the first.
 
     Args:
-        dense: what the kernel does where the gradient has an entry for every class.
-        sparse: what it does where at most one class in 16 has one; None for a member whose gradients are never sparse.
+        dense: what the kernel does in plain torch where the gradient has an entry for every class.
+        sparse: what it does in plain torch where few classes have one; None for a member whose gradients are never
+            sparse.
+        native: what its native kernel does; None for a member that has none.
     """
 
-    def cost(shape: Shape, plain: bool) -> Cost:
-        support = shape.num_classes if shape.support is None else shape.support
-        # One in 16 is where ops/simplex.py stops listing candidates. Autograd never has a sparse gradient.
-        if sparse is not None and support <= shape.num_classes / 16 and not plain:
-            return _sparse_cost(sparse, shape, shape.batch * (support + shape.positives))
+    def cost(shape: Shape, way: Way, **settings: object) -> Cost:
+        support = float(shape.num_classes) if shape.support is None else shape.support
+        by_native = native is not None and way == "native"
+        most = shape.num_classes / (NATIVE_SPARSE if by_native else TORCH_SPARSE)
+        entries = shape.batch * (support + shape.positives)
+        # Autograd never has a sparse gradient.
+        few = sparse is not None and support <= most and way != "plain"
+        if by_native and native is not None:
+            return _native_cost(native, shape, support, entries if few else None)
+        if few and sparse is not None:
+            return _sparse_cost(sparse, shape, entries)
         block = block_entries(shape)
+        plain = way == "plain"
         tables = dense.plain * shape.table if plain else (1 + dense.tables) * block
         # Autograd writes a new table for about every second operation. A head writes its one buffer again and again.
-        fresh = 2 * tables if plain else block
-        work = dense.over(shape) + Work(
+        new = written(shape.table, 2 * dense.plain) if plain else written(block)
+        work = dense.over(shape) + new + written(shape.vectors)
+        work += Work(
             flops=6 * shape.table * shape.dim,  # three products, a multiplication and an addition each
-            fresh=fresh + shape.vectors,
             calls=PER_STEP + dense.calls * (1 if plain else shape.table / block),
         )
         return of_tables(work, 3, shape, tables)
@@ -249,15 +308,28 @@ def exact_cost(dense: EntryCost, sparse: EntryCost | None = None) -> CostOf:
     return cost
 
 
+def _native_cost(kernel: NativeCost, shape: Shape, support: float, entries: float | None) -> Cost:
+    """The cost on the native back end, with a sparse gradient of so many entries or, if None, with a dense one."""
+    block = block_entries(shape)
+    work = kernel.over(shape, support) + written(block) + written(shape.vectors)
+    work += Work(calls=PER_STEP + NATIVE_CALLS * shape.table / block)
+    if entries is None:
+        return of_tables(work + Work(flops=6 * shape.table * shape.dim), 3, shape, block)
+    # Added where they are, without a sort. The entries of a range of classes are added while its gradients are in
+    # cache, where a loop over a vector takes a third of what torch takes to gather it.
+    work += Work(flops=2 * shape.table * shape.dim + 4 * entries * shape.dim, near=entries * shape.dim / 3)
+    work += gather(shape.num_classes, shape.dim, entries) + entries * kernel.entry
+    return of_tables(work, 1, shape, block)  # the entries take the place of the scores
+
+
 def _sparse_cost(kernel: EntryCost, shape: Shape, entries: float) -> Cost:
-    """The cost with a sparse gradient of so many entries: the scores are the only product with all class vectors."""
+    """The cost in plain torch with a sparse gradient of so many entries: the scores are the one product left."""
     block = block_entries(shape)
     # Each entry reads a class vector for the gradient of its query, and a query for the gradient of its class vector.
     gathered = gather(shape.num_classes, shape.dim, entries) + gather(shape.batch, shape.dim, entries)
-    work = kernel.over(shape) + entries * PER_SPARSE_ENTRY + gathered
+    work = kernel.over(shape) + entries * PER_SPARSE_ENTRY + gathered + written(block) + written(shape.vectors)
     work += Work(
         flops=2 * shape.table * shape.dim + 4 * entries * shape.dim,
-        fresh=block + shape.vectors,
         calls=PER_STEP + kernel.calls * shape.table / block,
     )
     # An entry is a row and a class of 8 bytes each and a value, and is copied when it is sorted: about 6 floats.
@@ -296,6 +368,13 @@ def of_tables(work: Work, products: int, shape: Shape, tables: float) -> Cost:
     return Cost(work, moved, shape.vectors, FLOAT * (tables + shape.vectors + shape.queries))
 
 
+def written(numbers: float, tensors: float = 1.0) -> Work:
+    """The work of writing `tensors` new tensors of so many numbers each."""
+    if FLOAT * numbers >= KEPT:
+        return Work(fresh=tensors * numbers)
+    return Work(streamed=tensors * numbers / 2)  # half of a pass, which reads and writes
+
+
 def gather(rows: float, dim: int, count: float) -> Work:
     """The work of reading `count` vectors of `dim` numbers at random places of a table of `rows` vectors."""
     size = FLOAT * rows * dim
@@ -303,65 +382,3 @@ def gather(rows: float, dim: int, count: float) -> Work:
     # the share grows with the logarithm of the size.
     far = min(1.0, max(0.0, math.log(size / NEAR) / math.log(FAR / NEAR)))
     return Work(near=(1 - far) * count * dim, far=far * count * dim)
-
-
-# Sampled members ---------------------------------------------------------------------------------
-
-
-def sampled_cost(shape: Shape, plain: bool) -> Cost:
-    """The cost of a loss on drawn scores: one positive and k negatives for each pair of a query and a positive."""
-    # Class vectors that are read one by one. Shared negatives are read once for all pairs and multiplied as a matrix.
-    own = shape.pairs if shape.shared else shape.pairs * (shape.num_negatives + 1)
-    scores = shape.pairs * (shape.num_negatives + 1)
-    rows = _distinct_vectors(shape, shape.num_negatives)
-    # The two products of the gradients; and the calls of drawing, sorting and summing, whatever the sizes are.
-    work = scores * PER_SCORE + Work(flops=4 * scores * shape.dim, calls=PER_STEP + 700)
-    # The third product, that of the scores. Of draws per row `_scoring` counts it, in one of its two ways.
-    if plain or shape.shared:
-        work += Work(flops=2 * scores * shape.dim)
-    if plain:  # autograd keeps the gathered vectors, and a gradient for each, which are never summed by class
-        held = 12 * scores + 2 * own * shape.dim  # a dozen tensors of the shape of the scores, in loss and gradient
-        work += gather(shape.num_classes, shape.dim, own) + Work(fresh=2 * own * shape.dim)
-    else:  # class vectors are read for the scores and again for the gradient of queries; queries for the other gradient
-        held = 12 * scores + rows * shape.dim
-        work += own * PER_DRAW + Work(fresh=rows * shape.dim)
-        work += gather(shape.num_classes, shape.dim, own) + gather(shape.batch, shape.dim, own)
-        work += gather(shape.num_classes, shape.dim, own) if shape.shared else _scoring(shape, own)
-    work += _choosing(shape)
-    touched = _distinct_vectors(shape, max(shape.num_negatives, shape.num_candidates)) * shape.dim
-    return Cost(work, 3 * (own * shape.dim + scores), touched, FLOAT * (held + shape.queries))
-
-
-def _distinct_vectors(shape: Shape, per_positive: int) -> float:
-    """The number of different class vectors among positives and `per_positive` draws for each, at most."""
-    drawn = per_positive if shape.shared else shape.pairs * per_positive
-    return min(float(shape.num_classes), shape.pairs + drawn)
-
-
-def _choosing(shape: Shape) -> Work:
-    """The work of scoring M candidates for each positive and taking the best of them, without gradients."""
-    scored = shape.pairs * shape.num_candidates
-    work = Work(passes=10 * scored)  # a topk of each row
-    if shape.shared:
-        return work + Work(flops=2 * scored * shape.dim) + gather(shape.num_classes, shape.dim, shape.num_candidates)
-    return work + _scoring(shape, scored)
-
-
-def _scoring(shape: Shape, count: float) -> Work:
-    """The work of `count` scores in all: from a table of all scores where that is cheaper, or one by one."""
-    # The same rule as in the computation itself, so that the prediction follows its choice.
-    if table_is_cheaper(shape.batch, shape.num_classes, int(count)):
-        return Work(flops=2 * shape.table * shape.dim, fresh=shape.table, near=4 * count)
-    return gather(shape.num_classes, shape.dim, count) + Work(flops=2 * count * shape.dim)
-
-
-def sampled_traffic(sums: float, row: float) -> TrafficOf:
-    """What a sampled member's ranks exchange: `sums` sums of `row` bytes per pair, and the scores of candidates."""
-
-    def traffic(shape: Shape, ranks: int) -> Traffic:
-        candidates = shape.num_candidates
-        # The state of the generator is broadcast once per step, which sends half as many bytes as a sum.
-        total = sums + (candidates > 0) + 0.5
-        return Traffic(total, (row + candidates * FLOAT) * shape.pairs + GENERATOR / 2)
-
-    return traffic

@@ -6,7 +6,7 @@ matrix products of a dense step (scores, gradient to queries, gradient to class 
 
     member                          flops              entries           class vectors touched
     softmax, Taylor-softmax         6 N C d            N C               C
-    sparse maps, support m > C/16   6 N C d            N C, no sort      C
+    sparse maps, support m > C/8    6 N C d            N C, no sort      C
     sparse maps, support m          2 N C d + 4 N m d  N C, no sort      C
     sampled softmax, NCE            6 N P (k + 1) d    N P (k + 1)       at most N P (k + 1)
       ... shared negatives          6 N P (k + 1) d    N P (k + 1)       at most N P + k
@@ -16,8 +16,9 @@ matrix products of a dense step (scores, gradient to queries, gradient to class 
     RG                              (4 C + 6 N) d^2    C d               C
 
 Seconds are the counts of each kind of work times the seconds that the machine takes for one unit of it, which
-`measure_machine` finds in a few seconds. The way "blocked" is that of manymax's heads, which score a block of rows at a
-time; "plain" is autograd on full (N, C) tables.
+`measure_machine` finds in a few seconds. The way "blocked" is that of manymax's heads with their defaults, which score
+a block of rows at a time, on the native back end where it is there and in plain torch elsewhere; "native" and "torch"
+name one of the two. "plain" is autograd on full (N, C) tables. (In plain torch a support counts as small up to C/16.)
 """
 
 from __future__ import annotations
@@ -26,26 +27,30 @@ import math
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any, get_args
 
 import torch
 from torch.nn.functional import embedding_bag
 
-from manymax.engine.cost import FAR, FLOAT, NEAR, Cost, Machine, Shape, Work
+from manymax.engine.cost import FAR, FLOAT, NEAR, Cost, Machine, Shape, Way, Work
+from manymax.engine.native_library import resolve
 from manymax.errors import ArgumentError, check_choice
 from manymax.members import FAMILY
 
 __all__ = ["Cost", "Machine", "Shape", "Work", "cost", "measure_machine", "predict_seconds"]
 
-WAYS = ("blocked", "plain")
+WAYS = ("blocked", *get_args(Way))
 
 
-def cost(member: str, shape: Shape, way: str = "blocked") -> Cost:
+def cost(member: str, shape: Shape, way: str = "blocked", **settings: Any) -> Cost:
     """Flops, bytes, parameters touched and memory of one step of a member.
 
     Args:
         member: name of a member in `FAMILY`.
         shape: the sizes of the step.
-        way: "blocked", as manymax's heads compute; or "plain", autograd on full tables.
+        way: "blocked", as manymax's heads compute here; "native" or "torch", as they do on that back end; or "plain",
+            autograd on full tables.
+        settings: of the member, such as `alpha`; the default of each if they are left out.
 
     Returns:
         The counts.
@@ -56,22 +61,32 @@ def cost(member: str, shape: Shape, way: str = "blocked") -> Cost:
         400.0
     """
     check_choice("way", way, WAYS)
-    found: Cost = FAMILY[member].needed("cost")(shape, way == "plain")
+    if way == "blocked":
+        way = _machine_here().way
+    row = FAMILY[member]
+    for name in settings:
+        row.setting(name)  # raises for a setting that the member has not got
+    found: Cost = row.needed("cost")(shape, way, **settings)
     return found
 
 
-def predict_seconds(member: str, shape: Shape, machine: Machine, way: str = "blocked") -> float:
-    """Seconds of one step on a machine; arguments as in `cost`.
+def _machine_here() -> Machine:
+    """This machine as far as it needs no measurement: whether heads run on the native back end."""
+    return Machine(native=resolve("auto") is not None)
+
+
+def predict_seconds(member: str, shape: Shape, machine: Machine, way: str = "blocked", **settings: Any) -> float:
+    """Seconds of one step on a machine; arguments as in `cost`, but "blocked" is how heads compute on that machine.
 
     Example:
         >>> ideal = Machine(flops=1e-11)  # 100 GFLOP/s, and nothing else takes any time
         >>> predict_seconds("softmax", Shape(batch=1000, num_classes=10_000, dim=50), ideal)
         0.03
     """
-    return cost(member, shape, way).work.seconds(machine)
+    return cost(member, shape, machine.way if way == "blocked" else way, **settings).work.seconds(machine)
 
 
-def measure_machine(seconds: float = 3.0, dim: int = 64) -> Machine:
+def measure_machine(seconds: float = 3.0, dim: int = 64, clock: Callable[[], float] = time.perf_counter) -> Machine:
     """Measure the seconds that this machine takes for one unit of each kind of work.
 
     Small probes of all kinds run in turns, so that a slow moment of the machine slows all of them; medians are taken.
@@ -79,6 +94,7 @@ def measure_machine(seconds: float = 3.0, dim: int = 64) -> Machine:
     Args:
         seconds: time to spend, about; each probe is counted at least three times.
         dim: d, on which it depends how well a product with class vectors uses the processor.
+        clock: tells the time in seconds. `time.process_time`, with one thread, measures a machine that others use too.
 
     Returns:
         Seconds per unit of each kind of work, with the number of threads that torch is set to.
@@ -91,12 +107,13 @@ def measure_machine(seconds: float = 3.0, dim: int = 64) -> Machine:
     rounds = 0
     while rounds < 4 or time.perf_counter() - begin < seconds:
         for name, (run, count) in probes.items():
-            start = time.perf_counter()
+            start = clock()
             run()
-            times[name].append((time.perf_counter() - start) / count)
+            times[name].append((clock() - start) / count)
         rounds += 1
     # The first run of each probe pays for fresh memory and cold caches and is not counted.
-    return Machine(**{name: statistics.median(measured[1:]) for name, measured in times.items()})
+    speeds = {name: statistics.median(measured[1:]) for name, measured in times.items()}
+    return Machine(**speeds, native=_machine_here().native)
 
 
 def _probes(dim: int) -> dict[str, tuple[Callable[[], object], int]]:

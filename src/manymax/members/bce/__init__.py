@@ -1,7 +1,8 @@
 """BCE, a reference loss: no member of the family, but a loss to compare members with."""
 
-from manymax.engine.cost import FLOAT, sampled_cost, sampled_traffic
+from manymax.engine.cost import FLOAT
 from manymax.engine.member import ONE_DRAW_EACH, Member
+from manymax.engine.sampled_cost import sampled_cost, sampled_traffic
 from manymax.members.bce.loss import FACTS, FORMULAS, bce_kernel, bce_loss
 
 MEMBER = Member(

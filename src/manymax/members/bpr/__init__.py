@@ -1,7 +1,8 @@
 """BPR, a reference loss: no member of the family, but a loss to compare members with."""
 
-from manymax.engine.cost import FLOAT, sampled_cost, sampled_traffic
+from manymax.engine.cost import FLOAT
 from manymax.engine.member import ONE_DRAW_EACH, Member
+from manymax.engine.sampled_cost import sampled_cost, sampled_traffic
 from manymax.members.bpr.loss import FACTS, FORMULAS, bpr_kernel, bpr_loss
 
 MEMBER = Member(

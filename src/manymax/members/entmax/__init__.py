@@ -1,7 +1,7 @@
 """Alpha-entmax: its map, loss, kernel, facts and closed forms, and its entry in `FAMILY`."""
 
 from manymax.engine.member import Member
-from manymax.members.entmax.kernel import COST, TRAFFIC, entmax_kernel
+from manymax.members.entmax.kernel import TRAFFIC, entmax_cost, entmax_kernel
 from manymax.members.entmax.loss import (
     FACTS,
     FORMULAS,
@@ -28,7 +28,7 @@ MEMBER = Member(
     sparse=True,
     native=True,
     kernel=entmax_kernel,
-    cost=COST,
+    cost=entmax_cost,
     traffic=TRAFFIC,
     theory=THEORY,
     citation="Peters, Niculae, Martins, ACL 2019; Correia, Niculae, Martins, EMNLP 2019",

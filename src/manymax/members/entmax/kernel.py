@@ -17,7 +17,19 @@ from torch import Tensor
 
 from manymax.engine import native, native_library
 from manymax.engine.blocks import Block, BlockResult, Dense, Kernel, Sparse, merged
-from manymax.engine.cost import DOUBLE, MARKED, SEARCH_STEPS, EntryCost, Work, exact_cost, exact_traffic
+from manymax.engine.cost import (
+    DOUBLE,
+    MARKED,
+    SEARCH_STEPS,
+    Cost,
+    EntryCost,
+    NativeCost,
+    Shape,
+    Way,
+    Work,
+    exact_cost,
+    exact_traffic,
+)
 from manymax.engine.ranks import Ranks, columns
 from manymax.engine.row_target import RowTarget
 from manymax.errors import ArgumentError
@@ -25,18 +37,35 @@ from manymax.members.entmax.alpha import read_alpha
 from manymax.members.entmax.autograd import omega_slope
 from manymax.members.entmax.level_search import Piece, native_sums, plain_sums, search_levels
 from manymax.members.entmax.loss import omega
+from manymax.members.softmax.kernel import COST as SOFTMAX_COST
 from manymax.members.softmax.kernel import block_softmax
 from manymax.ops import levels, simplex
 from manymax.ops.checks import check_finite
 from manymax.ops.row_blocks import row_blocks
 
-COST = exact_cost(
+# At alpha = 1.5 and 2 the powers of the probabilities are products; at any other alpha every step of the search takes a
+# logarithm and an exponential of each score.
+SIMPLE_COST = exact_cost(
     EntryCost(Work(streamed=2, passes=40), calls=500, plain=2.2),
     sparse=EntryCost(Work(streamed=0.5, passes=1), calls=900, tables=0.1),
+    native=NativeCost(Work(streamed=1.5), search=Work(exponentials=1), entry=Work(passes=100)),
+)
+POWER_COST = exact_cost(
+    EntryCost(Work(streamed=2, passes=40, exponentials=14), calls=500, plain=2.2),
+    sparse=EntryCost(Work(streamed=0.5, passes=1, exponentials=2), calls=900, tables=0.1),
+    native=NativeCost(Work(streamed=1.5), search=Work(exponentials=4), entry=Work(passes=300)),
 )
 # Exchanges per block: the maximum and a bound of the level; two sums per row in each step of the search; two sums per
 # row at its end. Sums travel in float64.
 TRAFFIC = exact_traffic(sums=3.0 + SEARCH_STEPS, row=2 * MARKED + (SEARCH_STEPS + 1) * 2 * DOUBLE)
+
+
+def entmax_cost(shape: Shape, way: Way, alpha: float | Tensor = 1.5) -> Cost:
+    """The cost of a step, by the kind of power that alpha takes."""
+    number = float(alpha)
+    if number == 1:  # the same kernel, and every class in the support
+        return SOFTMAX_COST(shape, way)
+    return (SIMPLE_COST if number in (1.5, 2.0) else POWER_COST)(shape, way)
 
 
 def entmax_kernel(alpha: float | Tensor = 1.5) -> Kernel:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from manymax.engine.cost import FLOAT, PER_STEP, Cost, Shape, Work, gather
+from manymax.engine.cost import FLOAT, PER_STEP, Cost, Shape, Way, Work, gather, written
 from manymax.engine.member import Fact, Facts, Formulas
 from manymax.ops.divergences import kl
 from manymax.ops.tree import HuffmanTree
@@ -30,15 +30,20 @@ def mean_code_length(num_classes: int, counts: Tensor | None = None) -> float:
     return full + 2 - 2 ** (full + 1) / num_classes
 
 
-def cost(shape: Shape, plain: bool) -> Cost:
+def cost(shape: Shape, way: Way, **settings: object) -> Cost:
     """Cost of a step that touches the L vectors on the path of each positive, and no others."""
     length = mean_code_length(shape.num_classes) if shape.path is None else shape.path
     nodes = shape.pairs * length
-    work = gather(shape.num_classes, shape.dim, nodes) + Work(
-        flops=6 * nodes * shape.dim, fresh=3 * nodes * shape.dim, passes=40 * nodes, calls=PER_STEP + 600
-    )
     rows = min(float(shape.num_classes), nodes)
-    return Cost(work, 3 * nodes * shape.dim, rows * shape.dim, FLOAT * (3 * nodes * shape.dim + shape.queries))
+    # Autograd goes over the gathered vectors some dozen times: products, sums, their gradients, and adding these up.
+    work = gather(shape.num_classes, shape.dim, nodes) + Work(streamed=24 * nodes * shape.dim, passes=40 * nodes)
+    work += Work(flops=6 * nodes * shape.dim, calls=PER_STEP + 200)
+    gradient = rows * shape.dim
+    if not shape.sparse_grad:  # it has a row for every node of the tree, of which there are as many as classes but one
+        gradient = shape.vectors
+        work += written(gradient)
+    memory = FLOAT * (3 * nodes * shape.dim + gradient + shape.queries)
+    return Cost(work, 3 * nodes * shape.dim, rows * shape.dim, memory)
 
 
 FORMULAS = Formulas(

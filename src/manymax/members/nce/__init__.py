@@ -1,7 +1,8 @@
 """Noise contrastive estimation: its loss, facts and theory, and its entry in `FAMILY`."""
 
-from manymax.engine.cost import FLOAT, sampled_cost, sampled_traffic
+from manymax.engine.cost import FLOAT
 from manymax.engine.member import ONE_DRAW_EACH, Member
+from manymax.engine.sampled_cost import sampled_cost, sampled_traffic
 from manymax.members.nce.loss import FACTS, FORMULAS, SETTINGS, NCELoss, nce_kernel, nce_loss
 from manymax.members.nce.theory import THEORY
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from manymax.engine import native, native_library
 from manymax.engine.blocks import PIECE, Block, BlockResult, Dense, Kernel, Sparse, merged
-from manymax.engine.cost import DOUBLE, MARKED, EntryCost, Work, exact_cost, exact_traffic
+from manymax.engine.cost import DOUBLE, MARKED, EntryCost, NativeCost, Work, exact_cost, exact_traffic
 from manymax.engine.ranks import Ranks
 from manymax.engine.row_target import RowTarget
 from manymax.errors import ArgumentError
@@ -29,6 +29,8 @@ MOST_PASSES = 16
 COST = exact_cost(
     EntryCost(Work(streamed=8), calls=150, plain=5.5, each=True),
     sparse=EntryCost(Work(streamed=3), calls=500, tables=0.1),
+    # A pass over the scores for each positive, and one more to write its part of the gradient.
+    native=NativeCost(Work(streamed=1.5), search=Work(streamed=1), each=Work(passes=2.5), entry=Work(passes=100)),
 )
 # Three exchanges per block: the maxima, in which every rank sees a nan of any other; for each positive its score and
 # weight; for each positive the sum S of the violations and their number m. Sums travel in float64.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from manymax.engine.cost import FLOAT, PER_STEP, Cost, Shape, Traffic, Work, gather, of_tables
+from manymax.engine.cost import FLOAT, PER_STEP, Cost, Shape, Traffic, Way, Work, gather, of_tables, written
 from manymax.engine.linear import HeadCall
 from manymax.engine.row_target import RowTarget
 from manymax.ops.checks import check_finite, visible
@@ -146,15 +146,17 @@ def square_norm(rows: RowTarget) -> Tensor:
     return square + cross + rows.share.square() * rows.class_weight.square().sum()
 
 
-def cost(shape: Shape, plain: bool) -> Cost:
+def cost(shape: Shape, way: Way, **settings: object) -> Cost:
     """Cost of a step: the Gram matrix of the class vectors and its gradient, C d^2 each, and d^2 per row."""
-    if plain:
-        work = Work(flops=6 * shape.table * shape.dim, fresh=22 * shape.table + shape.vectors, calls=PER_STEP)
+    if way == "plain":
+        work = (
+            Work(flops=6 * shape.table * shape.dim, calls=PER_STEP) + written(shape.table, 22) + written(shape.vectors)
+        )
         return of_tables(work, 3, shape, 6 * shape.table)
     products = (2 * shape.num_classes + 3 * shape.batch) * float(shape.dim)
-    work = Work(flops=2 * products * shape.dim, fresh=4 * shape.vectors, calls=PER_STEP + 200)
+    work = Work(flops=2 * products * shape.dim, calls=PER_STEP + 150) + written(shape.vectors, 4)
     work += gather(shape.num_classes, shape.dim, 2 * shape.pairs)
-    return Cost(work, products, shape.vectors, FLOAT * (2 * shape.vectors + 4 * shape.queries))
+    return Cost(work, products, shape.vectors, FLOAT * (4 * shape.vectors + 4 * shape.queries))
 
 
 def traffic(shape: Shape, ranks: int) -> Traffic:

@@ -7,12 +7,15 @@ from torch import Tensor
 
 from manymax.engine import native, native_library
 from manymax.engine.blocks import Block, BlockResult, Dense, Kernel, Sparse
-from manymax.engine.cost import DOUBLE, MARKED, EntryCost, Work, exact_cost, exact_traffic
+from manymax.engine.cost import DOUBLE, MARKED, EntryCost, NativeCost, Work, exact_cost, exact_traffic
 from manymax.engine.ranks import columns
 from manymax.members.softmax.loss import omega
 from manymax.ops.checks import check_finite
 
-COST = exact_cost(EntryCost(Work(exponentials=1), calls=150, plain=2.5))
+COST = exact_cost(
+    EntryCost(Work(exponentials=1), calls=60, plain=2.5),
+    native=NativeCost(Work(exponentials=0.8)),
+)
 # Two exchanges per block. The first carries the row maxima, the second, in float64, two sums per row:
 # sum_j exp(s_j - max) and sum_i t_i (s_i - max).
 TRAFFIC = exact_traffic(sums=2, row=MARKED + 2 * DOUBLE)

@@ -1,7 +1,7 @@
 """Sparsemax: its map, loss, kernel, facts and closed forms, and its entry in `FAMILY`."""
 
 from manymax.engine.member import Member
-from manymax.members.entmax.kernel import COST, TRAFFIC
+from manymax.members.entmax.kernel import SIMPLE_COST, TRAFFIC
 from manymax.members.sparsemax.kernel import sparsemax_kernel
 from manymax.members.sparsemax.loss import FACTS, FORMULAS, SparsemaxLoss, foundation, sparsemax, sparsemax_loss
 from manymax.members.sparsemax.theory import THEORY
@@ -19,7 +19,7 @@ MEMBER = Member(
     sparse=True,
     native=True,
     kernel=sparsemax_kernel,
-    cost=COST,
+    cost=SIMPLE_COST,
     traffic=TRAFFIC,
     theory=THEORY,
     citation="Martins and Astudillo, ICML 2016",

@@ -20,7 +20,7 @@ from manymax.members.taylor_softmax.loss import check_order, polynomial, taylor_
 from manymax.ops.checks import check_finite, visible
 from manymax.ops.row_blocks import row_blocks
 
-COST = exact_cost(EntryCost(Work(passes=50), calls=200, plain=8))
+COST = exact_cost(EntryCost(Work(passes=30), calls=200, plain=8))
 # One exchange per block of two sums per row in float64: sum_j f(s_j) and sum_i t_i log f(s_i). No maximum is needed,
 # because a polynomial overflows only where scores are refused anyway.
 TRAFFIC = exact_traffic(sums=1, row=2 * DOUBLE)
