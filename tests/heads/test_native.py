@@ -234,7 +234,8 @@ def test_difficult_scores(label: str, backend: str, dtype: torch.dtype) -> None:
     """Each row is a class vector over one query alone, so that scores are what is listed above."""
     case = head_case(label, backend)
     for name, scores in difficult_scores(dtype):
-        for target in (torch.tensor([[5, -100, 999]]), torch.tensor([[0, 1, 999]])):
+        many = torch.cat([torch.arange(40), torch.tensor([999])]).unsqueeze(0)
+        for target in (torch.tensor([[5, -100, 999]]), torch.tensor([[0, 1, 999]]), many):
             results = []
             for loss, kept in ((case.head, dtype), (case.plain, torch.float64)):
                 leaf = scores.to(kept).unsqueeze(1).requires_grad_()

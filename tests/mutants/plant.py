@@ -2,6 +2,7 @@
 
     make mutants                                  all faults of mutants.toml
     python tests/mutants/plant.py --only kernel   those whose name or subject contains a word
+    python tests/mutants/plant.py --named         run the tests that a fault names and no others; needs no measurement
     python tests/mutants/plant.py --check         only see that every fault can be planted
 
 A fault is a small change of one place: `old` becomes `new` in `file`. For each one, the tests that execute the changed
@@ -9,6 +10,7 @@ lines are run in a copy of the checkout: first those of `make test`, then, if al
 test-all`. A fault is caught if a test fails. Which tests execute which lines is measured once, by running all of them
 under coverage.py, and kept in `.mutants/` until a file with a planted fault changes. Lines that run in another process
 or in compiled code are invisible to that measurement: their faults name files of tests that are added to the list.
+Libraries of a copy are compiled again before its tests run if their sources have changed.
 
 The exit code is 0 if every fault is caught by `make test-all` and at least 11 of 12 by `make test` alone.
 """
@@ -253,6 +255,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="plant only faults whose name or subject contains this text")
     parser.add_argument("--jobs", type=int, default=2, help="how many faults at a time (default: 2)")
+    parser.add_argument("--named", action="store_true", help="run only the tests that the faults name themselves")
     parser.add_argument("--check", action="store_true", help="only see that every fault can be planted")
     parser.add_argument("--json", type=Path, help="write the outcomes into this file")
     arguments = parser.parse_args()
@@ -260,8 +263,12 @@ def main() -> int:
     if arguments.check:
         print(f"{len(faults)} faults can be planted")
         return 0
-    coverage = measure_coverage(faults)
     chosen = [fault for fault in faults if arguments.only in fault.name or arguments.only in fault.subject]
+    if arguments.named:
+        chosen = [fault for fault in chosen if fault.tests]
+        coverage: dict[str, Any] = {"lines": {}, "seconds": {}, "tiers": {tier: [] for tier in TIERS}}
+    else:
+        coverage = measure_coverage(faults)
     outcomes = plant_all(chosen, coverage, arguments.jobs)
     first = sum(found.caught_by == "make test" for found in outcomes)
     caught = sum(found.caught_by is not None for found in outcomes)

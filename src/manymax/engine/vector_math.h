@@ -2,7 +2,8 @@
 // compiler and at every dispatch level. The functions of the C library are not: some compilers have vector versions
 // only under -ffast-math, which assumes that there is no nan and no infinity, and scores are masked by -inf.
 //
-// Polynomials are Chebyshev fits of the functions named beside them. Errors are below two units in the last place, relative to the result.
+// Polynomials are Chebyshev fits of the functions named beside them. Errors are below two units in the last place of the
+// result, and below three in log1p_of.
 
 #pragma once
 
@@ -69,7 +70,7 @@ INLINE T polynomial(const T (&coefficients)[N], T x) {
   return value;
 }
 
-// e^x for x <= 0; exactly 0 for x below e^-87 (float) or e^-708 (double), -inf included.
+// e^x for x <= 0; exactly 0 for x <= -87 (float) or x <= -708 (double), -inf included.
 template <typename T>
 INLINE T exp_of(T x) {
   using L = Layout<T>;
