@@ -18,6 +18,9 @@ from tests.distributed.compare import compare, make_head, uneven
 from tests.heads.plain import Problem, agree, class_weights, make_problem, make_target
 from tests.heads.products import backward, leaf, products_of
 
+# Jobs take these in turn. "auto" is the native kernel, if there is one and if it serves.
+BACK_ENDS = ("torch", "auto") if native_library.available() else ("torch",)
+
 
 def exact_options(name: str) -> list[dict[str, Any]]:
     """All combinations of reduction, multilabel mode, smoothing and class weights."""
@@ -34,7 +37,8 @@ def every_option(group: dist.ProcessGroup, name: str, kind: str, setting: Mappin
     target = make_target(kind, 3, 4, num_classes=num_classes)
     sizes = uneven(num_classes, dist.get_world_size(group))
     chosen = exact_options(name)[part::4]
-    for options in chosen:
+    for index, options in enumerate(chosen):
+        options["options"] = {"backend": BACK_ENDS[(index + part) % len(BACK_ENDS)]}
         weight = class_weights(num_classes) if options.pop("weighted") else None
         compare(group, name, problem, target, sizes, weight=weight, **options, **setting)
     return len(chosen)
@@ -50,8 +54,7 @@ def supports(group: dist.ProcessGroup, name: str, setting: Mapping[str, Any]) ->
         problem = Problem(*(None if part is None else part.to(dtype) for part in problem_parts(problem)))
         target = make_target("ids", 13, num_classes=1203)
         options = {"block_rows": 6, "sparse_grad": sparse}
-        # "auto" is the native kernel, if there is one and if it serves.
-        for backend in ("torch", "auto") if native_library.available() else ("torch",):
+        for backend in BACK_ENDS:
             compare(group, name, problem, target, options={**options, "backend": backend}, **setting)
 
 
@@ -92,27 +95,32 @@ def one_rank_has_it_all(group: dist.ProcessGroup, name: str, setting: Mapping[st
         bias = torch.where((torch.arange(num_classes) - top).abs() < 3, 0.0, floor).double()
         problem = Problem(problem.input, problem.linear_weight, bias)
         far = top if floor == -torch.inf else (top + 45) % num_classes
-        compare(group, name, problem, torch.tensor([top, top + 1, top - 1, top, -100, far]), **setting)
+        target = torch.tensor([top, top + 1, top - 1, top, -100, far])
+        for backend in BACK_ENDS:
+            compare(group, name, problem, target, options={"backend": backend}, **setting)
 
 
 def grouped_and_empty(group: dist.ProcessGroup, name: str, setting: Mapping[str, Any]) -> None:
     """Grouped pairs, no rows at all, nothing but ignored rows, one class per rank."""
     _, pairs = manymax.group_pairs(torch.tensor([7, 3, 7, 7, 5]), torch.tensor([0, 2, 1, 1, 19]))
-    compare(group, name, make_problem(3, num_classes=20), pairs, **setting)
-    compare(group, name, make_problem(0, num_classes=20), torch.zeros(0, dtype=torch.long), **setting)
-    compare(group, name, make_problem(4, num_classes=20), torch.full((4,), -100), **setting)
     ranks = dist.get_world_size(group)
-    compare(group, name, make_problem(5, num_classes=ranks), torch.arange(5) % ranks, **setting)
+    for backend in BACK_ENDS:
+        options = {"options": {"backend": backend}, **setting}
+        compare(group, name, make_problem(3, num_classes=20), pairs, **options)
+        compare(group, name, make_problem(0, num_classes=20), torch.zeros(0, dtype=torch.long), **options)
+        compare(group, name, make_problem(4, num_classes=20), torch.full((4,), -100), **options)
+        compare(group, name, make_problem(5, num_classes=ranks), torch.arange(5) % ranks, **options)
 
 
 def learned_alpha(group: dist.ProcessGroup) -> None:
     """The gradient of alpha, with and without Omega in the loss."""
-    for alpha, multilabel, (kind, reduction) in itertools.product(
-        (1.1, 1.5, 1.9), ("sum", "normalized"), (("ids", "mean"), ("float rows", "none"))
+    for alpha, multilabel, (kind, reduction), backend in itertools.product(
+        (1.1, 1.5, 1.9), ("sum", "normalized"), (("ids", "mean"), ("float rows", "none")), BACK_ENDS
     ):
         problem, target = make_problem(8, num_classes=60), make_target(kind, 8, num_classes=60)
         options = {"multilabel": multilabel, "reduction": reduction, "label_smoothing": 0.1}
-        compare(group, "Entmax", problem, target, alpha=alpha, learnable=True, **options)
+        given = {"backend": backend}
+        compare(group, "Entmax", problem, target, alpha=alpha, learnable=True, options=given, **options)
 
 
 def twice(group: dist.ProcessGroup) -> None:

@@ -222,8 +222,8 @@ def difficult_scores(dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     yield "further apart than any model has them", eighths * 2.0 ** (100 if dtype == torch.float32 else 900)
     yield "two clusters", eighths / 64 + 2000 * (torch.arange(1000) % 2)
     yield "a positive far below", (eighths / 8).where(torch.arange(1000) < 999, -(2.0**26))
-    few = (eighths / 2**14).where(torch.arange(1000) < 100, -20000)
-    yield "a positive far below few others", few.where(torch.arange(1000) < 999, -9000)
+    few = (eighths / 8).where(torch.arange(1000) < 100, -(2.0**27))
+    yield "a positive far below few others", few.where(torch.arange(1000) < 999, -(2.0**26))
     yield "just within one of the top", last.where(torch.arange(1000) != 5, 1 - 2.0**-20)
 
 
@@ -255,6 +255,15 @@ def test_scores_that_are_refused(label: str, backend: str, bad: float) -> None:
         vectors[place] = bad
         with pytest.raises(ArgumentError, match=r"`scores` (must not hold (nan|\+inf)|has a row in which every class)"):
             head_case(label, backend).head(Problem(torch.ones(3, 1), vectors), torch.tensor([1, 2, 3]))
+
+
+@every_backend
+def test_a_positive_that_its_vector_masks_is_refused(backend: str) -> None:
+    """The bias, which is looked at before anything is computed, does not show it."""
+    vectors = torch.zeros(130, 1)
+    vectors[70] = -torch.inf
+    with pytest.raises(ArgumentError, match="a masked class cannot be a positive"):
+        head_case("rankmax", backend).head(Problem(torch.ones(2, 1), vectors), torch.tensor([[1, -100], [2, 70]]))
 
 
 # Repetition --------------------------------------------------------------------------------------
