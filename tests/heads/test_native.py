@@ -157,6 +157,17 @@ def test_grouped_pairs(label: str, backend: str) -> None:
     differ(label, backend, torch.float32, problem_of(1203, bias=False), target, plain)
 
 
+@every_backend
+@pytest.mark.parametrize("label", ["softmax", "sparsemax", "rankmax"])
+def test_long_vectors(label: str, backend: str) -> None:
+    """Packed rows are added to gradients 64 numbers at a time; 130 are two times that and a rest."""
+    problem, target = problem_of(1203), target_of("best", 1203)
+    wide = Problem(problem.input.repeat(1, 22)[:, :130], problem.linear_weight.repeat(1, 22)[:, :130])
+    wide.linear_weight[::2, 64:] = 0  # columns are not multiples of each other
+    plain = value_and_gradients(head_case(label).plain, wide.leaves(), target)
+    differ(label, backend, torch.float32, wide, target, plain)
+
+
 # Many positives ----------------------------------------------------------------------------------
 
 
