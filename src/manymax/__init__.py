@@ -1,6 +1,6 @@
 """manymax: losses of the softmax family, for models that choose among very many classes."""
 
-from manymax import samplers
+from manymax import optim, samplers
 from manymax.advisor import advise
 from manymax.engine.fenchel_young import FenchelYoung
 from manymax.engine.target import Target
@@ -108,6 +108,7 @@ __all__ = [
     "linear_taylor_softmax_loss",
     "linear_topk",
     "nce_loss",
+    "optim",
     "rankmax",
     "rankmax_loss",
     "rg",
