@@ -121,8 +121,8 @@ def _in_blocks(q: Tensor, w: Tensor, count: int, rows: int, classes: int) -> Cal
 def sampled_step(classes: int, rows: int, ours: bool, negatives: int = 100, dim: int = 64) -> Callable[[], object]:
     """A training step of sampled softmax with SparseAdam; labels and negatives are drawn from p(c) ~ 1 / rank(c).
 
-    The peer is what one writes with `nn.Embedding(sparse=True)` and autograd. It draws by our sampler, which is faster
-    than `torch.multinomial`, and makes the same correction for the proposal.
+    The peer is what one writes with `nn.Embedding(sparse=True)`, autograd and torch's SparseAdam. It draws by our
+    sampler, which is faster than `torch.multinomial`, and makes the same correction for the proposal.
     """
     rng = torch.Generator().manual_seed(0)
     ranks = torch.randperm(classes, generator=rng) + 1
@@ -132,7 +132,7 @@ def sampled_step(classes: int, rows: int, ours: bool, negatives: int = 100, dim:
         table.weight.copy_(0.1 * torch.randn(classes, dim, generator=rng))
     queries = torch.randn(rows, dim, generator=rng).requires_grad_()
     target = sampler.draw_ids((rows,), torch.device("cpu"), rng)
-    optimizer = torch.optim.SparseAdam(table.parameters(), lr=1e-4)
+    optimizer = (manymax.optim if ours else torch.optim).SparseAdam(table.parameters(), lr=1e-4)
 
     def our_loss() -> Tensor:
         return manymax.linear_sampled_softmax_loss(
