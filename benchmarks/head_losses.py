@@ -79,37 +79,35 @@ def products(problem: Problem, count: int) -> Callable[[], object]:
         count = 1:  S = Q W^T                          all scores
         count = 3:  S = Q W^T,  S W,  S^T Q            the scores and both gradients
 
-    The scores are made whole, or in blocks of rows and classes into one buffer: whichever is fastest here.
+    The scores are made whole, or in blocks of rows into one buffer: whichever is fastest here. Whole rows, because a
+    loss needs all scores of a row; in tiles of some classes the scores of a row would never exist at the same time.
     """
     q, w = problem.queries.detach(), problem.vectors.detach()
-    return _in_blocks(q, w, count, *_best_block(*q.shape, len(w), count))
+    return _in_blocks(q, w, count, _best_rows(*q.shape, len(w), count))
 
 
 @lru_cache
-def _best_block(rows: int, dim: int, classes: int, count: int) -> tuple[int, int]:
-    """Rows and classes of the fastest block."""
+def _best_rows(rows: int, dim: int, classes: int, count: int) -> int:
+    """The number of rows of the fastest block."""
     q, w = torch.randn(rows, dim), torch.randn(classes, dim)
-    found = {(min(n, rows), min(c, classes)) for n in (128, 256, 512, 1024, rows) for c in (1024, 4096, classes)}
-    blocks = {f"{block}": block for block in sorted(found)}
-    return blocks[fastest({name: _in_blocks(q, w, count, *block) for name, block in blocks.items()})]
+    blocks = {f"{n}": min(n, rows) for n in (64, 128, 192, 256, 512, 1024, rows)}
+    return blocks[fastest({name: _in_blocks(q, w, count, n) for name, n in blocks.items()})]
 
 
-def _in_blocks(q: Tensor, w: Tensor, count: int, rows: int, classes: int) -> Callable[[], object]:
-    """One or three products in blocks of so many rows and classes."""
+def _in_blocks(q: Tensor, w: Tensor, count: int, rows: int) -> Callable[[], object]:
+    """One or three products in blocks of so many rows."""
     grad_q, grad_w = torch.empty_like(q), torch.empty_like(w)
     # Rows of scores begin at multiples of 64 bytes; other lengths can double the time.
-    buffer = q.new_empty(rows, -(-classes // 16) * 16)
+    buffer = q.new_empty(rows, -(-len(w) // 16) * 16)
 
     def run() -> object:
-        for column in range(0, len(w), classes):
-            part = slice(column, column + classes)
-            for row in range(0, len(q), rows):
-                block = slice(row, row + rows)
-                scores = buffer[: len(q[block]), : len(w[part])]
-                torch.mm(q[block], w[part].T, out=scores)
-                if count == 3:  # sums over the blocks; the first block overwrites what was there
-                    torch.addmm(grad_q[block], scores, w[part], beta=int(column > 0), out=grad_q[block])
-                    torch.addmm(grad_w[part], scores.T, q[block], beta=int(row > 0), out=grad_w[part])
+        for row in range(0, len(q), rows):
+            block = slice(row, row + rows)
+            scores = buffer[: len(q[block]), : len(w)]
+            torch.mm(q[block], w.T, out=scores)
+            if count == 3:  # a sum over the blocks; the first block overwrites what was there
+                torch.mm(scores, w, out=grad_q[block])
+                torch.addmm(grad_w, scores.T, q[block], beta=int(row > 0), out=grad_w)
         return grad_q, grad_w
 
     return run

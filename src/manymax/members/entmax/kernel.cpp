@@ -153,6 +153,7 @@ struct Entmax {
   double sampled_start(const Row<T>& row, T top, double level) const {
     const auto kept = [&](double l) { return std::min(highest(), std::max(lowest(row.classes), l)); };
     level = kept(descend<T>(row.scores, row.classes, top, level, 0.02, 0, nullptr, 16));
+    if (K == Kind::sparsemax || K == Kind::half) return level;  // without a power, all classes cost as much as a sample
     return kept(descend<T>(row.scores, row.classes, top, level, 0.02, 0, nullptr, 4, 1));
   }
 
