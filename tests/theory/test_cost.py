@@ -78,6 +78,15 @@ def test_flops_of_shared_negatives_are_those_that_torch_counts() -> None:
     assert cost("ssm", shape).flops == counter.flops + positives
 
 
+def test_shared_negatives_are_held_block_by_block() -> None:
+    shape = Shape(batch=20_000, num_classes=10**6, dim=16, num_negatives=10_000, shared=True, sparse_grad=True)
+    vectors = 16 * (20_000 + 10_000)
+    # One table of 2^23 scores where the kernel has a closed form, a dozen of 2^20 where autograd has the graph.
+    assert cost("ssm", shape).memory == 4 * ((1 << 23) + vectors + shape.queries)
+    assert cost("nce", shape).memory == 4 * (12 * (1 << 20) + vectors + shape.queries)
+    assert cost("nce", shape, "plain").memory > 4 * 12 * shape.pairs * shape.num_negatives
+
+
 @pytest.mark.parametrize(("way", "most"), [("torch", 20_000 / 16), ("native", 20_000 / 8)])
 def test_with_a_small_support_only_the_scores_need_a_full_product(way: str, most: float) -> None:
     table = 256 * 20_000

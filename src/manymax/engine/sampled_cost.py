@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-from manymax.engine.cost import FLOAT, PER_STEP, Cost, Shape, Traffic, TrafficOf, Way, Work, gather, written
+from manymax.engine.cost import FLOAT, PER_STEP, Cost, CostOf, Shape, Traffic, TrafficOf, Way, Work, gather, written
+from manymax.engine.drawn_blocks import CLOSED_FORM_SCORES, GRAPH_SCORES
 from manymax.ops.selected_scores import table_is_cheaper
 
-PER_SCORE = Work(streamed=24, exponentials=2)  # for each score: a dozen small tensors of the loss and of its gradient
+# For each score: a dozen tensors of the loss and of its gradient; or, where a kernel has a closed form for a block of
+# shared negatives, one pass over the block.
+PER_SCORE, PER_CLOSED_FORM_SCORE = Work(streamed=24, exponentials=2), Work(exponentials=1)
 PER_DRAW = Work(sorted=1)  # for each class vector that is read by its id: drawing the id, sorting its gradients
 PER_PLACE = Work(passes=60)  # for each number that is read or added at its own place of a table
 CALLS = 200  # of drawing, sorting and summing, whatever the sizes are
 GENERATOR = 5056  # bytes of the state of torch's CPU generator, which the first rank sends to the others
 
 
-def sampled_cost(shape: Shape, way: Way, **settings: object) -> Cost:
-    """The cost of a loss on drawn scores: one positive and k negatives for each pair of a query and a positive.
+def sampled_cost(closed_form: bool = False) -> CostOf:
+    """The cost of a loss on drawn scores, as a function of the sizes.
+
+    Args:
+        closed_form: whether its kernel has a closed form for a block of negatives that all rows share.
+    """
+
+    def cost(shape: Shape, way: Way, **settings: object) -> Cost:
+        return _drawn_cost(shape, way, closed_form and shape.shared and way != "plain")
+
+    return cost
+
+
+def _drawn_cost(shape: Shape, way: Way, closed_form: bool) -> Cost:
+    """The cost with one positive and k negatives for each pair of a query and a positive.
 
     Both back ends are counted alike: what takes the time, reading class vectors from random places of memory, takes the
     same in either.
@@ -22,8 +38,11 @@ def sampled_cost(shape: Shape, way: Way, **settings: object) -> Cost:
     own = shape.pairs if shape.shared else shape.pairs * (shape.num_negatives + 1)
     scores = shape.pairs * (shape.num_negatives + 1)
     rows = _distinct_vectors(shape, shape.num_negatives)
-    work = scores * PER_SCORE + own * PER_DRAW + Work(calls=PER_STEP + CALLS) + _choosing(shape)
+    work = scores * (PER_CLOSED_FORM_SCORE if closed_form else PER_SCORE) + own * PER_DRAW
+    work += Work(calls=PER_STEP + CALLS) + _choosing(shape)
     held = 12 * scores
+    if shape.shared and way != "plain":  # blocks of rows, in one table or in the dozen of a graph
+        held = min(scores, CLOSED_FORM_SCORES) if closed_form else 12 * min(scores, GRAPH_SCORES)
     if way == "plain":  # autograd keeps the gathered vectors, and a gradient for each, which are never summed by class
         held += 2 * own * shape.dim
         work += gather(shape.num_classes, shape.dim, own) + written(own * shape.dim, 2)

@@ -16,7 +16,7 @@ MEMBER = Member(
     facts=FACTS,
     takes=ONE_DRAW_EACH,
     kernel=bce_kernel,
-    cost=sampled_cost,
+    cost=sampled_cost(),
     traffic=sampled_traffic(sums=2, row=2 * FLOAT),
     citation="Kang and McAuley, ICDM 2018, equation 12",
 )

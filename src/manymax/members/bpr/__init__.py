@@ -16,7 +16,7 @@ MEMBER = Member(
     facts=FACTS,
     takes=ONE_DRAW_EACH,
     kernel=bpr_kernel,
-    cost=sampled_cost,
+    cost=sampled_cost(),
     traffic=sampled_traffic(sums=2, row=2 * FLOAT),
     citation="Rendle, Freudenthaler, Gantner, Schmidt-Thieme, UAI 2009",
 )

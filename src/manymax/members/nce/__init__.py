@@ -18,7 +18,7 @@ MEMBER = Member(
     settings=SETTINGS,
     takes=ONE_DRAW_EACH,
     kernel=nce_kernel,
-    cost=sampled_cost,
+    cost=sampled_cost(),
     traffic=sampled_traffic(sums=2, row=2 * FLOAT),
     theory=THEORY,
     citation="Gutmann and Hyvarinen, AISTATS 2010",

@@ -156,7 +156,7 @@ def cost(shape: Shape, way: Way, **settings: object) -> Cost:
     products = (2 * shape.num_classes + 3 * shape.batch) * float(shape.dim)
     work = Work(flops=2 * products * shape.dim, calls=PER_STEP + 150) + written(shape.vectors, 4)
     work += gather(shape.num_classes, shape.dim, 2 * shape.pairs)
-    return Cost(work, products, shape.vectors, FLOAT * (4 * shape.vectors + 4 * shape.queries))
+    return Cost(work, products, shape.vectors, FLOAT * (3 * shape.vectors + 4 * shape.queries))
 
 
 def traffic(shape: Shape, ranks: int) -> Traffic:

@@ -28,7 +28,7 @@ MEMBER = Member(
     takes=ONE_DRAW_EACH,
     kernel=sampled_softmax_kernel,
     check=check_settings,
-    cost=sampled_cost,
+    cost=sampled_cost(closed_form=True),
     traffic=sampled_traffic(sums=3, row=4 * FLOAT),
     theory=THEORY,
     citation="Jean et al., ACL 2015; Ma and Collins, EMNLP 2018",
