@@ -236,8 +236,16 @@ def test_measured_seconds_are_positive() -> None:
     machine = measure_machine(0.01, dim=8)
     assert all(getattr(machine, f.name) > 0 for f in fields(Work))
     assert machine.native == (resolve("auto") is not None)
-    ticks = itertools.count()  # a clock on which everything takes one second
-    assert measure_machine(0.01, dim=8, clock=lambda: float(next(ticks))).calls == 1 / 500
+
+
+def test_a_machine_whose_cores_are_taken_is_measured_on_one_thread() -> None:
+    hours = itertools.count(step=3600)  # on this clock, that of several threads, every probe takes an hour
+    threads = torch.get_num_threads()
+    busy = measure_machine(0.01, dim=8, clock=lambda: float(next(hours)))
+    assert all(0 < getattr(busy, f.name) < 1e-3 for f in fields(Work))
+    assert torch.get_num_threads() == threads
+    nothing = measure_machine(0.01, dim=8, clock=lambda: 0.0)  # on this one several threads take no time
+    assert {getattr(nothing, f.name) for f in fields(Work)} == {0.0}
 
 
 @pytest.mark.parametrize(
