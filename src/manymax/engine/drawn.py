@@ -227,7 +227,7 @@ def _shared_losses(call: HeadCall, pairs: PositivePairs, draw: Draw, kernel: Dra
     shared = SharedDraw(
         rows=pairs.rows,
         target=pairs.classes,
-        distinct=pairs.owner is None,
+        every=count == len(call.queries) and pairs.owner is None,
         ids=draw.ids,
         log_q=read_log_q("log_q_negative", log_q, like, (len(draw.ids),)),
         log_q_target=read_log_q("log_q_positive", log_q_target, like, (count,)),

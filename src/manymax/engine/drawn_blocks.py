@@ -34,7 +34,7 @@ class SharedDraw:
     """One draw that all rows share, as blocks of rows need it.
 
     rows, target: (M,) query and class of each positive; queries in order.
-    distinct: whether every positive has a query of its own.
+    every: whether the positives are one for every query, in order.
     ids, log_q: (k,) the drawn classes and their log q. log_q_target: (M,) that of the positives.
     shift: (M,) to be added to log q of the positives and of their negatives, or None; see `shift_of`.
     copies: finds the draws that were taken from the positives of an owner, which that owner does not count; or None.
@@ -44,7 +44,7 @@ class SharedDraw:
 
     rows: Tensor
     target: Tensor
-    distinct: bool
+    every: bool
     ids: Tensor
     log_q: Tensor
     log_q_target: Tensor
@@ -68,78 +68,85 @@ class SharedDraw:
 class SharedTensors:
     """What the scores of all blocks are computed from, in the dtype of the arithmetic.
 
-    queries: (N, d). vectors: (k, d) of the draws. own: (M, d) of the positives.
-    bias: (k,), own_bias: (M,): their biases, or None.
+    queries: (M, d), that of each positive. own: (M, d) class vectors of the positives. vectors: (k, d) of the draws.
+    bias: (k,) of the draws, or None.
+    positive: (M,) scores of the positives.
     """
 
     queries: Tensor
-    vectors: Tensor
     own: Tensor
+    vectors: Tensor
     bias: Tensor | None
-    own_bias: Tensor | None
+    positive: Tensor
 
     @classmethod
     def read(cls, draw: SharedDraw, queries: Tensor, linear_weight: Tensor, bias: Tensor | None) -> SharedTensors:
+        each = queries if draw.every else lookup(queries, draw.rows)
         vectors, own = (lookup(linear_weight, ids).to(queries.dtype) for ids in (draw.ids, draw.target))
-        biases = (None, None) if bias is None else (bias[draw.ids], bias[draw.target])
-        return cls(queries, vectors, own, *biases)
+        # All at once, as everything of size (M, d) here: an operation on a block of it would be too short for the
+        # threads that torch wakes for it.
+        positive = (each * own).sum(1)
+        if bias is None:
+            return cls(each, own, vectors, None, positive)
+        return cls(each, own, vectors, bias[draw.ids], positive + bias[draw.target])
 
-    def scores(self, draw: SharedDraw, part: slice, out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (n, d), scores of the positives (n,) and of the negatives (n, k) of a block, the latter in `out`."""
-        queries = self.queries[draw.rows[part]]
-        torch.mm(queries, self.vectors.T, out=out)
-        positive = (queries * self.own[part]).sum(1)
-        if self.bias is not None and self.own_bias is not None:
+    def scores(self, draw: SharedDraw, part: slice, out: Tensor) -> Tensor:
+        """The scores of the negatives (n, k) of a block, in `out`."""
+        torch.mm(self.queries[part], self.vectors.T, out=out)
+        if self.bias is not None:
             out += self.bias  # -inf masks a class
-            positive += self.own_bias[part]
         for row, column in draw.masked(part):
             out[row, column] = -torch.inf
-        return queries, positive, out
+        return out
 
 
 class SharedGradients:
-    """The gradients of queries, class vectors, biases and the kernel's setting, summed over the blocks."""
+    """The gradients of queries, class vectors, biases and the kernel's setting, summed over the blocks.
+
+    Per positive until `finish`: own (M, d) and own_bias (M,) of its class; queries (M, d) of its query through the
+    negatives, without scale (M,).
+    """
 
     def __init__(self, draw: SharedDraw, tensors: SharedTensors, wants: tuple[bool, ...]) -> None:
         self.draw, self.tensors, self.wants = draw, tensors, wants
-        self.queries = torch.zeros_like(tensors.queries) if wants[0] else None
+        self.queries = torch.empty_like(tensors.queries) if wants[0] else None
         self.vectors = torch.zeros_like(tensors.vectors)
-        self.own = torch.empty_like(tensors.own)
-        self.bias, self.own_bias = tensors.vectors.new_zeros(len(draw.ids)), tensors.own.new_empty(len(draw.rows))
+        self.bias, self.own_bias = torch.zeros_like(tensors.vectors[:, 0]), torch.empty_like(tensors.positive)
+        self.scale = torch.empty_like(tensors.positive)
         self.setting: Tensor | None = None
 
-    def add(self, part: slice, queries: Tensor, gradient: DrawnGradient) -> None:
+    def add(self, part: slice, gradient: DrawnGradient) -> None:
         """Add the gradient of a block in its scores."""
-        table, scale, positive = gradient.table, gradient.scale.unsqueeze(1), gradient.positive.unsqueeze(1)
+        self.own_bias[part], self.scale[part] = gradient.positive, gradient.scale
         if self.queries is not None:
-            added = (table @ self.tensors.vectors).mul_(scale).addcmul_(positive, self.tensors.own[part])
-            rows = self.draw.rows[part]
-            if self.draw.distinct:
-                self.queries[rows] = added
-            else:  # several positives of one query
-                self.queries.index_add_(0, rows, added)
+            torch.mm(gradient.table, self.tensors.vectors, out=self.queries[part])
         if self.wants[1]:
             # The scale goes on queries, (n, d), and not on the table, (n, k).
-            self.vectors.addmm_(table.T, queries * scale)
-            torch.mul(queries, positive, out=self.own[part])
+            self.vectors.addmm_(gradient.table.T, self.tensors.queries[part] * gradient.scale.unsqueeze(1))
         if self.wants[2]:
-            self.bias += gradient.scale @ table
-            self.own_bias[part] = gradient.positive
+            self.bias += gradient.scale @ gradient.table
         if gradient.setting is not None:
             self.setting = gradient.setting if self.setting is None else self.setting + gradient.setting
 
-    def sum_by_class(self) -> None:
-        """Sum what belongs to one class, which may have been drawn more than once and be a positive too."""
-        self.touched, place = torch.cat([self.draw.ids, self.draw.target]).unique(return_inverse=True)
+    def finish(self, size: int) -> None:
+        """Sum what belongs to one query, of which there are `size`, and what belongs to one class."""
+        positive, draw = self.own_bias.unsqueeze(1), self.draw
+        if self.queries is not None:
+            self.queries.mul_(self.scale.unsqueeze(1)).addcmul_(positive, self.tensors.own)
+            if not draw.every:  # several positives of one query, or none
+                zeros = self.queries.new_zeros(size, self.queries.shape[1])
+                self.queries = zeros.index_add_(0, draw.rows, self.queries)
+        # A class may have been drawn more than once, and be a positive too.
+        self.touched, place = torch.cat([draw.ids, draw.target]).unique(return_inverse=True)
 
         def summed(drawn: Tensor, own: Tensor) -> Tensor:
             total = drawn.new_zeros(len(self.touched), *drawn.shape[1:])
             return total.index_add_(0, place, torch.cat([drawn, own]))
 
         if self.wants[1]:
-            self.vectors, self.own = summed(self.vectors, self.own), self.own[:0]
+            self.vectors = summed(self.vectors, self.tensors.queries * positive)
         if self.wants[2]:
-            self.bias, self.own_bias = summed(self.bias, self.own_bias), self.own_bias[:0]
+            self.bias = summed(self.bias, self.own_bias)
 
     def scaled(self, factor: Tensor, linear_weight: Tensor, sparse_grad: bool) -> tuple[Tensor | None, ...]:
         """The gradients of queries, class vectors, biases and setting times a factor (); None where not wanted.
@@ -174,9 +181,9 @@ def _run(
     step = draw.block_rows(kernel)
     buffer = tensors.queries.new_empty(step, -(-k // PAD) * PAD)
     for part in (slice(start, start + step) for start in range(0, len(draw.rows), step)):
-        queries, positive, negative = tensors.scores(draw, part, buffer[: len(draw.rows[part]), :k])
+        negative = tensors.scores(draw, part, buffer[: len(draw.rows[part]), :k])
         block = DrawnBlock(
-            positive,
+            tensors.positive[part],
             negative,
             draw.log_q_target[part],
             draw.log_q,
@@ -187,12 +194,10 @@ def _run(
         result = kernel.gradient(block, wants[3])
         if visible(result.losses) and not result.losses.isfinite().all():
             # The kernel may have overwritten the scores: they are computed again to see what is wrong with them.
-            check_values(*tensors.scores(draw, part, negative)[1:])
+            check_values(tensors.positive[part], tensors.scores(draw, part, negative))
         losses[part] = result.losses
         if coefficient is not None:
-            gradients.add(part, queries, result)
-    if coefficient is not None:
-        gradients.sum_by_class()
+            gradients.add(part, result)
     return losses, gradients
 
 
@@ -216,6 +221,8 @@ class SharedTotal(torch.autograd.Function):
         wants = tuple(enabled and needed for needed in ctx.needs_input_grad[:4])
         tensors = SharedTensors.read(draw, queries, linear_weight, bias)
         losses, gradients = _run(draw, kernel, options, tensors, coefficient if any(wants) else None, wants)
+        if any(wants):
+            gradients.finish(len(queries))
         ctx.save_for_backward(linear_weight, losses)  # the former for its shape and dtype
         ctx.gradients, ctx.sparse_grad = gradients, sparse_grad
         return (losses * coefficient).sum()
@@ -257,4 +264,5 @@ class SharedLosses(torch.autograd.Function):
             tensors = SharedTensors.read(ctx.draw, queries, linear_weight, bias)
             wants = tuple(ctx.needs_input_grad[:4])
             _, gradients = _run(ctx.draw, ctx.kernel, ctx.options, tensors, grad.contiguous(), wants)
+            gradients.finish(len(queries))
             return (*gradients.scaled(grad.new_ones(()), linear_weight, ctx.sparse_grad), *[None] * 4)
