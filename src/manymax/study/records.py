@@ -85,7 +85,7 @@ class Record(BaseModel):
         """The fields; `backend` is left out where it is not known, so that old records are written as they were."""
         content: dict[str, Any] = serialise(self)
         if self.backend is None:
-            del content["backend"]
+            content.pop("backend", None)
         return content
 
     @property
