@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from manymax.engine import native
 from manymax.engine.blocks import Block, BlockResult
 from manymax.engine.gradients import Gradients
 from manymax.engine.options import PAD, Keywords
@@ -54,8 +55,13 @@ def run(
     step = options.rows(padded_length(max(shards.sizes)))
     # One buffer for all blocks: writing to memory for the first time costs about as much as the matmul.
     buffer = input.new_empty(min(step, input.shape[0]), padded)
+    level = native.level_for(options, buffer)
+    by_native = options.matmul == "float32" and native.multiplies(level, input, linear_weight)
 
-    def score(queries: Tensor, ids: Tensor | None, out: Tensor) -> Tensor:
+    def score(queries: Tensor, ids: Tensor | None, out: Tensor) -> Tensor | None:
+        """Write the scores to `out`; returns the maxima of groups of classes, where they come with the scores."""
+        if by_native and level is not None:
+            return native.block_scores(level, queries, linear_weight, linear_bias, out)
         scores = out[:, :num_classes]
         if options.matmul == "bf16":
             scores.copy_(queries.bfloat16() @ matmul_vectors.T)
@@ -69,20 +75,21 @@ def run(
             scores += linear_bias  # -inf masks a class
         # Written for every block, because the kernel overwrote the padding of the last one.
         out[:, num_classes:] = -torch.inf
-        return out
+        return None
 
     # The budget of sparse entries is the size of the buffer: entries may take about as much memory as scores do.
-    gradients = Gradients(input, linear_weight, matmul_vectors, wants, options.sparse_grad, buffer.numel())
+    gradients = Gradients(input, linear_weight, matmul_vectors, wants, options.sparse_grad, buffer.numel(), level)
     # In float64: one number that sums terms of both signs over all rows and classes.
     losses, grad_setting = [], input.new_zeros((), dtype=torch.float64)
     for start in range(0, input.shape[0], step):
         queries = input[start : start + step]  # a view; the last block may be shorter
         spread = None if spread_of is None else spread_of(queries)
         part = target[start : start + step]
-        scores = score(queries, part.ids, buffer[: len(queries)])
+        scores = buffer[: len(queries)]
+        tops = score(queries, part.ids, scores)
         rescore = partial(_rescore, score, queries, part.ids, padded)
         # On several ranks this call exchanges sums with the others, who are at the same block.
-        result = kernel(Block(scores, part, num_classes, spread, rescore, shards.ranks, keywords))
+        result = kernel(Block(scores, part, num_classes, spread, rescore, shards.ranks, keywords, level, tops))
         losses.append(result.losses)
         # At once: a dense part is the buffer itself, which the next block overwrites.
         for gradient in result.parts:
@@ -117,11 +124,13 @@ def _weighted_score_sum(
 
 
 def _rescore(
-    score: Callable[[Tensor, Tensor | None, Tensor], Tensor],
+    score: Callable[[Tensor, Tensor | None, Tensor], Tensor | None],
     queries: Tensor,
     ids: Tensor | None,
     padded: int,
     rows: Tensor,
 ) -> Tensor:
     """Fresh scores (m, C') of some rows (m,) of a block, in memory of their own."""
-    return score(queries[rows], None if ids is None else ids[rows], queries.new_empty(len(rows), padded))
+    scores = queries.new_empty(len(rows), padded)
+    score(queries[rows], None if ids is None else ids[rows], scores)
+    return scores

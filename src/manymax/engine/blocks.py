@@ -113,6 +113,8 @@ class Block:
     rescore: from rows of the block (m,) to fresh scores (m, C'), for a kernel that has overwritten them too early.
     ranks: complete sums and maxima over the classes of a row.
     keywords: those of the call, with its options.
+    level: the dispatch level of the native library that serves the call; None where plain torch does.
+    tops: (n, groups) the largest score of each group of 64 classes, where the native products have found it; else None.
     """
 
     scores: Tensor
@@ -122,6 +124,8 @@ class Block:
     rescore: Callable[[Tensor], Tensor]
     ranks: Ranks
     keywords: Keywords
+    level: str | None = None
+    tops: Tensor | None = None
 
 
 @dataclass(frozen=True)

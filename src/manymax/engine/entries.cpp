@@ -130,10 +130,10 @@ void list_entries(const T* table, int64_t n, int64_t stride, const int64_t* coun
 // The scores of each row that are above origin + cut, and how many; rows with more than one class in SPARSE get the
 // count -1. They become packed rows: the scores themselves at the beginning, their classes from the middle on.
 template <typename T>
-void pack_above(T* scores, int64_t n, int64_t stride, int64_t classes, const T* origin, const T* cut, int64_t* count,
-                int threads) {
+void pack_above(T* scores, int64_t n, int64_t stride, int64_t classes, const T* tops, const T* origin, const T* cut,
+                int64_t* count, int threads) {
   for_rows(scores, n, stride, classes, threads, [&](int64_t r, Row<T>& row) {
-    row.scan();
+    row.scan(tops, r);
     row.gather(origin[r], cut[r]);
     const auto size = static_cast<int64_t>(row.at.size());
     if (size * SPARSE > classes) {
@@ -170,9 +170,9 @@ void pack_above(T* scores, int64_t n, int64_t stride, int64_t classes, const T* 
                                             int64_t* row, int64_t* at, T* values) {                                   \
     list_entries(table, n, stride, count, row, at, values);                                                           \
   }                                                                                                                    \
-  NATIVE void pack_above_##SUFFIX(T* scores, int64_t n, int64_t stride, int64_t classes, const T* origin,     \
-                                          const T* cut, int64_t* count, int threads) {                                \
-    pack_above(scores, n, stride, classes, origin, cut, count, threads);                                              \
+  NATIVE void pack_above_##SUFFIX(T* scores, int64_t n, int64_t stride, int64_t classes, const T* tops,       \
+                                          const T* origin, const T* cut, int64_t* count, int threads) {               \
+    pack_above(scores, n, stride, classes, tops, origin, cut, count, threads);                                              \
   }
 
 EXPORT(float, float32)

@@ -21,6 +21,7 @@ class Gradients:
     wants: which gradients are wanted: of the queries, the class vectors, the bias.
     sparse_grad: whether the gradient of the class vectors is a row-sparse tensor.
     budget: the largest number of entries to hold before they are added up.
+    level: the dispatch level of the native library; None for plain torch.
     """
 
     input: Tensor
@@ -29,6 +30,7 @@ class Gradients:
     wants: tuple[bool, bool, bool]
     sparse_grad: bool
     budget: int
+    level: str | None = None
     grad_input: Tensor | None = None  # (N, d)
     grad_vectors: Tensor | None = None  # (C, d); made by the first part that needs it
     grad_rows: Tensor | None = None  # (C, d) row-sparse, what entries add if `sparse_grad` is set
@@ -84,15 +86,18 @@ class Gradients:
         rows = slice(start, start + len(part.count))
         if self.grad_input is not None:
             native.add_to_input(part, self.vectors, self.grad_input[rows])
-        if self.wants[1] and self.grad_vectors is None:
-            self.grad_vectors = self.input.new_zeros(self.vectors.shape)
+        if self.wants[1]:
+            self._make_grad_vectors()
         if self.wants[1] or self.wants[2]:
             native.add_to_vectors(part, self.input[rows], self.grad_vectors, self.grad_bias, self.num_classes)
 
     def _add_dense(self, start: int, part: Dense) -> None:
-        """Add dense rows: a matmul for each gradient."""
+        """Add dense rows: a matmul for each gradient, or both products in one pass of native code."""
         size = part.table.shape[0]
         rows: slice | Tensor = slice(start, start + size) if part.rows is None else part.rows + start
+        if self._by_native(part.table):
+            self._add_in_one_pass(rows, part)
+            return
         # Under matmul="bf16" the two products below run in bfloat16 too; otherwise this is a view and no copy.
         table = part.table[:, : self.num_classes].to(self.matmul_vectors.dtype)
         if self.grad_input is not None:
@@ -100,8 +105,8 @@ class Gradients:
             # the same rows come after it (see BlockResult).
             self.grad_input[rows] = (table @ self.matmul_vectors).to(self.input.dtype) * part.coefficient.unsqueeze(1)
         if self.wants[1]:
-            if self.grad_vectors is None:
-                self.grad_vectors = self.input.new_zeros(self.vectors.shape)
+            self._make_grad_vectors()
+            assert self.grad_vectors is not None
             # The coefficient goes on x, (n, d), and not on the table, (n, C): one pass over the table less.
             scaled = self.input[rows] * part.coefficient.unsqueeze(1)
             if table.dtype == self.input.dtype:
@@ -111,6 +116,29 @@ class Gradients:
                 self.grad_vectors += table.T @ scaled.to(table.dtype)
         if self.grad_bias is not None:
             self.grad_bias += part.coefficient @ part.table[:, : self.num_classes]
+
+    def _by_native(self, table: Tensor) -> bool:
+        """Whether native code computes the products with a table."""
+        operands = self.vectors, self.matmul_vectors, self.input
+        in_order = table.stride(1) == 1 and table.dtype == self.vectors.dtype
+        return in_order and native.multiplies(self.level, *operands) and native.gradient_chunks(*self.vectors.shape) > 0
+
+    def _add_in_one_pass(self, rows: slice | Tensor, part: Dense) -> None:
+        """Add dense rows by native code."""
+        assert self.level is not None
+        if self.wants[1]:
+            self._make_grad_vectors()
+        coefficient = part.coefficient.to(self.input.dtype).contiguous()
+        scaled = self.input[rows] * coefficient.unsqueeze(1)
+        sums = self.grad_vectors if self.wants[1] else None, self.grad_bias, self.grad_input is not None
+        product = native.dense_gradients(self.level, part.table, scaled, coefficient, self.vectors, *sums)
+        if self.grad_input is not None and product is not None:
+            self.grad_input[rows] = product.mul_(coefficient.unsqueeze(1))
+
+    def _make_grad_vectors(self) -> None:
+        """Make the gradient of the class vectors, at the first part that needs it."""
+        if self.grad_vectors is None:
+            self.grad_vectors = self.input.new_zeros(self.vectors.shape)
 
     def finish(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """The gradients of queries (N, d), class vectors (C, d) and bias (C,); None where one is not wanted."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from manymax.engine.autograd import BlockLoss, BlockRows, in_dtype
 from manymax.engine.blocks import Kernel
-from manymax.engine.member import Member
+from manymax.engine.member import NATIVE_KINDS, Member
 from manymax.engine.native_library import resolve
 from manymax.engine.options import HeadOptions, Keywords
 from manymax.engine.ranks import Shards
@@ -178,9 +178,8 @@ def check_back_end(member: Member, device: torch.device, options: HeadOptions) -
         check_bf16(device, options.allow_slow)
     if options.demands_native:
         resolve(options.backend)  # an error if this installation or processor has not got it
-        why = "runs on a CPU alone" if device.type != "cpu" else "has no kernel for this member"
-        # Drawn scores are computed by native code whoever the member is.
-        if device.type != "cpu" or not (member.native or member.kind == "sampled"):
+        why = "runs on a CPU alone" if device.type != "cpu" else "has nothing to do for this member"
+        if device.type != "cpu" or member.kind not in NATIVE_KINDS:
             raise ArgumentError(
                 f"`options.backend` is {options.backend!r}, which {why} (the member is {member.name}, the device "
                 f'{device.type}). Leave it out: "auto" takes native code where it serves.'

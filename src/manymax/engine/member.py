@@ -39,6 +39,8 @@ __all__ = [
 Status = Literal["printed", "derived", "confirmed", "contradicted"]
 # How a member's head computes; see `Member`. Heads, costs and tests are chosen by it.
 Kind = Literal["exact", "sampled", "tree", "quadratic"]
+# Kinds whose heads have native code: products with all class vectors, or with those that were drawn.
+NATIVE_KINDS = ("exact", "sampled")
 
 
 @dataclass(frozen=True)
@@ -215,7 +217,7 @@ class Member:
         function from a call to the losses of its rows; for a sampled one a
         `manymax.engine.sampled_scores.DrawnKernel`, from scores and draws to the losses of the positives. A tree has
         none and brings a `head`.
-    native: whether the native back end has its kernel.
+    native: whether it has a native kernel, kernel.cpp; others of an exact kind share the native products.
     check: a function that raises if its settings, given as keyword arguments with `num_negatives`, do not go together.
     head, head_function: its head as a module and as a function, where they are not built from its kernel.
     ranking_key: from its settings to a function from scores to the numbers that classes are ranked by; None where

@@ -1,9 +1,10 @@
-"""The native back end of exact members: blocks of scores go through C++ kernels instead of a dozen torch operations.
+"""The native back end of exact members: products made for blocks of scores, and C++ kernels of members.
 
-A member's kernel.cpp works on one row after the other while it is in cache; `engine/native_library.py` loads what was
-compiled of it. Nothing needs the native back end: a member's kernel.py does the same in plain torch, on any device, and
-is what the results are tested against. The gradient comes back as a `Mixed` part, which `Gradients` adds up through the
-functions at the end of this file.
+engine/products.cpp computes scores and the gradients of dense tables, for every member. A member's kernel.cpp works on
+one row after the other while it is in cache, where plain torch takes a dozen operations over the block. Nothing needs
+the native back end: torch's matmul and a member's kernel.py do the same, on any device, and are what the results are
+tested against. The gradient of a kernel comes back as a `Mixed` part, which `Gradients` adds up through the functions
+at the end of this file. `engine/native_library.py` loads what was compiled.
 """
 
 from __future__ import annotations
@@ -12,19 +13,25 @@ import torch
 from torch import Tensor
 
 from manymax.engine.blocks import Block, Mixed, Sparse
-from manymax.engine.native_library import SUFFIXES, call, resolve
+from manymax.engine.native_library import SUFFIXES, call, find_level, resolve
+from manymax.engine.options import HeadOptions
 from manymax.errors import ManymaxError
 from manymax.ops.checks import visible
 
 
-def level_for(block: Block) -> str | None:
-    """The dispatch level of the native library that serves a block; None where plain torch does.
+GROUP = 64  # neighbouring classes of which the maximum is kept: GROUP in engine/rows.h
+# Sums over parts of the classes of which the gradient of a query is the sum. Up to 8 threads their number does not
+# depend on that of the threads, so that the result does not either.
+CHUNKS = 16
+
+
+def level_for(options: HeadOptions, scores: Tensor) -> str | None:
+    """The dispatch level of the native library that serves blocks of scores (n, C'); None where plain torch does.
 
     Raises:
-        ManymaxError: where `options.backend` demands the native back end and it cannot serve the block.
+        ManymaxError: where `options.backend` demands the native back end and it cannot serve them.
     """
-    backend, scores = block.keywords.options.backend, block.scores
-    level = resolve(backend)
+    level = resolve(options.backend)
     if level is None:
         return None
     reason = None
@@ -33,12 +40,81 @@ def level_for(block: Block) -> str | None:
     elif scores.dtype not in SUFFIXES:
         reason = f"it takes float32 and float64; got {scores.dtype}"
     elif scores.shape[1] >= 1 << 31:  # entries have int32 classes
-        reason = f"it takes fewer than 2^31 classes; got {block.num_classes}"
+        reason = f"it takes fewer than 2^31 classes; got {scores.shape[1]}"
     if reason is None:
         return level
-    if block.keywords.options.demands_native:
-        raise ManymaxError(f"`options.backend={backend!r}` cannot serve this call: {reason}. Take 'auto' or 'torch'.")
+    if options.demands_native:
+        raise ManymaxError(
+            f"`options.backend={options.backend!r}` cannot serve this call: {reason}. Take 'auto' or 'torch'."
+        )
     return None
+
+
+# Products ----------------------------------------------------------------------------------------
+
+
+def multiplies(level: str | None, *operands: Tensor) -> bool:
+    """Whether the products of a level are used for these operands: C reads memory as it lies, in one dtype."""
+    if level is None or not find_level(level).products:
+        return False
+    return all(operand.is_contiguous() and operand.dtype == operands[0].dtype for operand in operands)
+
+
+def block_scores(level: str, queries: Tensor, vectors: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
+    """Write the scores of queries (n, d) to out (n, C'), -inf to its padding; returns the maxima of groups of classes.
+
+    Args:
+        level: of which `multiplies` is true.
+        queries: (n, d). vectors: (C, d). bias: (C,) or None.
+        out: (n, C'), C' >= C.
+    """
+    (n, d), num_classes = queries.shape, vectors.shape[0]
+    tops = out.new_empty(n, -(-num_classes // GROUP))
+    given = None if bias is None else bias.to(out.dtype).contiguous()
+    arguments = queries, n, d, vectors, given, num_classes, out, out.shape[1], tops
+    call(level, "block_scores", out, *arguments, threads=True)
+    return tops
+
+
+def gradient_chunks(num_classes: int, d: int) -> int:
+    """The number of sums over classes of `dense_gradients`; 0 where they would be too many for so few classes.
+
+    Each of them has the size of the gradient of the queries: together they stay below half of the block of scores.
+    """
+    threads = torch.get_num_threads()
+    chunks = min(max(CHUNKS, 2 * threads), num_classes // max(1, 2 * d))
+    return chunks if chunks >= threads else 0
+
+
+def dense_gradients(
+    level: str,
+    table: Tensor,
+    queries: Tensor,
+    scale: Tensor,
+    vectors: Tensor,
+    grad_vectors: Tensor | None,
+    grad_bias: Tensor | None,
+    wants_product: bool,
+) -> Tensor | None:
+    """Both products with a table g (n, C') in one pass: grad_vectors += g' queries, and g vectors (n, d) is returned.
+
+    Args:
+        level: of which `multiplies` is true.
+        table: (n, C'); columns from C on are padding. Its rows may be apart, its columns not.
+        queries: (n, d), with the factors of their rows in them.
+        scale: (n,) these factors, for the bias: grad_bias += g' scale.
+        vectors: (C, d). grad_vectors: (C, d) or None. grad_bias: (C,) or None.
+        wants_product: whether g vectors is wanted; None is returned if not.
+    """
+    num_classes, d = vectors.shape
+    product = queries.new_empty(queries.shape) if wants_product else None
+    sizes = len(queries), table.stride(0), num_classes
+    results = product, grad_vectors, grad_bias, gradient_chunks(num_classes, d)
+    call(level, "dense_gradients", table, table, *sizes, queries, scale, d, vectors, *results, threads=True)
+    return product
+
+
+# Kernels -----------------------------------------------------------------------------------------
 
 
 class KernelCall:
@@ -50,10 +126,11 @@ class KernelCall:
     count: (n,) number of entries of a packed row, -1 of a dense one.
     """
 
-    def __init__(self, block: Block, level: str, maximum: Tensor | None = None, count: Tensor | None = None) -> None:
+    def __init__(self, block: Block, maximum: Tensor | None = None, count: Tensor | None = None) -> None:
+        assert block.level is not None
         scores, target = block.scores, block.target
         n, self.stride = scores.shape  # the stride counts padding, which kernels must step over but not look at
-        self.scores, self.level, self.num_classes = scores, level, block.num_classes
+        self.scores, self.level, self.num_classes, self.tops = scores, block.level, block.num_classes, block.tops
         self.maximum = scores.new_empty(n, 1) if maximum is None else maximum.contiguous()
         self.value = torch.empty(n, dtype=torch.float64)  # as kernels sum them; the member rounds them at the end
         self.scale = scores.new_empty(n)
@@ -77,7 +154,7 @@ class KernelCall:
             self.scores,
             *(self.scores, len(self.scores), self.stride, self.num_classes),
             *(self.ids, self.weights, self.weights.shape[1], self.share, self.class_weight),
-            *(self.total, self.coefficient, self.maximum, self.value, self.scale, self.count),
+            *(self.total, self.coefficient, self.maximum, self.value, self.scale, self.count, self.tops),
             *more,
             threads=True,
         )
@@ -88,7 +165,7 @@ class KernelCall:
         return [] if self.coefficient is None else [Mixed(self.scores, self.count, self.scale, self.level)]
 
 
-def pack_above(block: Block, level: str, origin: Tensor, cut: Tensor) -> Tensor:
+def pack_above(block: Block, origin: Tensor, cut: Tensor) -> Tensor:
     """Replace rows with few scores above origin + cut by these, in packed form; returns the counts (n,), -1 for others.
 
     For ranks that share the classes of a row: which of them can be in the support is decided by a bound that all ranks
@@ -96,14 +173,15 @@ def pack_above(block: Block, level: str, origin: Tensor, cut: Tensor) -> Tensor:
 
     Args:
         block: the scores of this rank.
-        level: the dispatch level.
         origin, cut: (n, 1).
     """
+    assert block.level is not None
     scores = block.scores
     n, stride = scores.shape
     count = torch.empty(n, dtype=torch.long)
     bounds = origin.to(scores).contiguous(), cut.to(scores).contiguous()
-    call(level, "pack_above", scores, scores, n, stride, block.num_classes, *bounds, count, threads=True)
+    arguments = scores, n, stride, block.num_classes, block.tops, *bounds, count
+    call(block.level, "pack_above", scores, *arguments, threads=True)
     return count
 
 

@@ -23,6 +23,8 @@ class Level(NamedTuple):
     machine: the architecture, as `platform.machine()` has it.
     flags: of the compiler, beside `FLAGS`, which all levels share.
     features: processor features that the code needs, by the names that `manymax_features` in library.cpp gives them.
+    products: whether its matrix products are used. Without long registers those of torch, which chooses its
+        instructions when it runs, are faster.
     tested: where the tests of the kernels have run on this level; empty if nowhere. `backend="auto"` never takes a
         level that has not been tested on any machine: code that a compiler accepts may still be wrong there.
     """
@@ -31,6 +33,7 @@ class Level(NamedTuple):
     machine: str
     flags: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
+    products: bool = False
     tested: tuple[str, ...] = ()
 
     @property
@@ -51,6 +54,7 @@ NATIVE_LEVELS = (
     Level("plain", "x86_64", tested=("2026-11: AMD EPYC (Zen 4), Linux, torch 2.13",)),
     Level(
         *("avx2", "x86_64", ("-mavx2", "-mfma"), ("avx2", "fma")),
+        products=True,
         tested=("2026-11: AMD EPYC (Zen 4), Linux, torch 2.13",),
     ),
     Level(
@@ -61,6 +65,7 @@ NATIVE_LEVELS = (
             "-mprefer-vector-width=512",
         ),
         features=("avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl"),
+        products=True,
         tested=("2026-11: AMD EPYC (Zen 4), Linux, torch 2.13",),
     ),
     # NEON is part of every 64-bit ARM processor.

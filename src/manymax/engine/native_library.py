@@ -85,6 +85,12 @@ def levels_here() -> tuple[str, ...]:
     return tuple(level.name for level in levels_of(platform.machine()) if missing(level.name) is None)
 
 
+@cache
+def find_level(name: str) -> Level:
+    """The row of `NATIVE_LEVELS` of a level that this machine has."""
+    return next(row for row in levels_of(platform.machine()) if row.name == name)
+
+
 def missing(level: str) -> str | None:
     """Why a level does not run on this machine, as a sentence with the way out; None if it runs."""
     machine = platform.machine()
@@ -190,7 +196,7 @@ def _warn_if_stale() -> None:
 
 @cache  # looking a function up by its name takes longer than calling it
 def _function(level: str, name: str) -> Any:
-    found = _load(next(row for row in levels_of(platform.machine()) if row.name == level))
+    found = _load(find_level(level))
     assert isinstance(found, ctypes.CDLL), found
     try:
         function = getattr(found, name)

@@ -19,6 +19,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -58,6 +59,7 @@ struct Batch {
   double* value;           // (n,) out: Omega*(s) - max s, or the loss; that is up to the member
   T* scale;                // (n,) out: a factor of a dense row that is not multiplied into it
   int64_t* count;          // (n,) out: the number of entries of a packed gradient, -1 of a dense one
+  const T* tops;           // (n, groups) the maximum of each group of GROUP classes, or null; see Row::scan
 
   // Whether every class has a target weight, so that no gradient has few entries.
   bool dense_target() const { return ids == nullptr || share != nullptr; }
@@ -156,12 +158,19 @@ struct Row {
 
   // The largest score, or nan if one is nan; fills `tops`. A comparison with nan is false, so that a plain maximum
   // would pass over it: it is looked for in the same pass, without a branch that would keep the loop from being
-  // vectorised.
-  T scan() {
+  // vectorised. `given` are the tops of all rows, where products.cpp has found them already, with +inf where a score is
+  // nan; or null.
+  T scan(const T* given, int64_t r) {
     const T* const s = scores;
     const int64_t groups = (classes + GROUP - 1) / GROUP, whole = classes / GROUP;
     tops.resize(groups);
     T top = -std::numeric_limits<T>::infinity();
+    if (given) {
+      std::copy_n(given + r * groups, groups, tops.begin());
+      for (int64_t g = 0; g < groups; ++g) top = tops[g] > top ? tops[g] : top;
+      if (top < std::numeric_limits<T>::infinity()) return top;
+      top = -top;  // below, the scores tell which of the two it is
+    }
     int32_t nan = 0;
     for (int64_t g = 0; g < groups; ++g) {
       const T* const from = s + g * GROUP;
@@ -271,9 +280,9 @@ void for_rows(T* scores, int64_t n, int64_t stride, int64_t classes, int threads
 #define BATCH_ARGUMENTS(T)                                                                                             \
   T *scores, int64_t n, int64_t stride, int64_t classes, const int64_t *ids, const T *weights, int64_t positives,     \
       const T *share, const T *class_weight, const T *total, const T *coefficient, T *maximum, double *value,         \
-      T *scale, int64_t *count
+      T *scale, int64_t *count, const T *tops
 #define BATCH(T)                                                                                                       \
   Batch<T> {                                                                                                           \
     scores, n, stride, classes, ids, weights, positives, share, class_weight, total, coefficient, maximum, value,     \
-        scale, count                                                                                                   \
+        scale, count, tops                                                                                             \
   }

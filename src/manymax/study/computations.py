@@ -20,7 +20,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from manymax.engine.member import Member
+from manymax.engine.member import NATIVE_KINDS, Member
 from manymax.errors import ManymaxError, unknown_name
 from manymax.heads import LinearHead
 from manymax.heads.build import head_class
@@ -58,9 +58,9 @@ COMPUTATIONS: Table[Computation] = Table(
 def has_native_code(member: Member) -> bool:
     """Whether the native back end can do something for the head of a member, on a machine that has it.
 
-    An exact member has a native kernel or not. Heads that draw negatives share the code that gathers class vectors.
+    Exact heads share the products with class vectors, heads that draw negatives the code that gathers some of them.
     """
-    return (member.native or member.kind == "sampled") and "backend" in head_class(member).honours
+    return member.kind in NATIVE_KINDS and "backend" in head_class(member).honours
 
 
 def computation_names() -> tuple[str, ...]:

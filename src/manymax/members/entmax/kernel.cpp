@@ -302,7 +302,7 @@ template <typename T>
 void all_rows(const Batch<T>& b, double alpha, double* level, double* slope, int threads) {
   by_kind(alpha, [&](const auto& entmax) {
     for_rows(b.scores, b.n, b.stride, b.classes, threads, [&](int64_t r, Row<T>& row) {
-      const T top = b.maximum[r] = row.scan();
+      const T top = b.maximum[r] = row.scan(b.tops, r);
       b.value[r] = level[r] = 0;
       b.count[r] = 0;
       if (slope) slope[r] = 0;
@@ -317,11 +317,11 @@ void all_rows(const Batch<T>& b, double alpha, double* level, double* slope, int
 // For rows of which this rank has a part: the maximum, and a level above that of its classes alone. Other ranks have
 // more classes, which lower the level: this is a bound, from which the search over the ranks goes on.
 template <typename T>
-void all_bounds(T* scores, int64_t n, int64_t stride, int64_t classes, T* top, double* level, double alpha,
-                int threads) {
+void all_bounds(T* scores, int64_t n, int64_t stride, int64_t classes, const T* tops, T* top, double* level,
+                double alpha, int threads) {
   by_kind(alpha, [&](const auto& entmax) {
     for_rows(scores, n, stride, classes, threads, [&](int64_t r, Row<T>& row) {
-      top[r] = row.scan();
+      top[r] = row.scan(tops, r);
       level[r] = entmax.highest();
       if (!std::isfinite(top[r])) return;
       level[r] = entmax.group_bound(row, top[r]);
@@ -381,9 +381,9 @@ void all_gradients(const Batch<T>& b, double alpha, const double* level, double*
                                                 double* slope, int threads) {                                         \
     all_gradients<T>(BATCH(T), *alpha, level, slope, threads);                                                        \
   }                                                                                                                    \
-  NATIVE void entmax_bounds_##SUFFIX(T* scores, int64_t n, int64_t stride, int64_t classes, T* top,           \
-                                             double* level, const double* alpha, int threads) {                       \
-    all_bounds<T>(scores, n, stride, classes, top, level, *alpha, threads);                                           \
+  NATIVE void entmax_bounds_##SUFFIX(T* scores, int64_t n, int64_t stride, int64_t classes, const T* tops,    \
+                                             T* top, double* level, const double* alpha, int threads) {               \
+    all_bounds<T>(scores, n, stride, classes, tops, top, level, *alpha, threads);                                           \
   }                                                                                                                    \
   NATIVE void entmax_sums_##SUFFIX(T* scores, int64_t n, int64_t stride, int64_t classes,                     \
                                            const int64_t* count, const T* top, const double* level, double* total,    \

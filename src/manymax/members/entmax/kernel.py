@@ -114,10 +114,9 @@ def block_entmax(alpha: float, wants_alpha: bool = False) -> Callable[[Block], B
         nonlocal dense_before
         # Before anything is overwritten; for float rows `pick` is a view of the scores, hence the copy.
         positive_scores = block.target.pick(block.scores).clone()
-        level = native.level_for(block)
-        if level is not None:
+        if block.level is not None:
             whole = block.ranks.alone
-            return (_native_rows if whole else _sharded_native)(block, positive_scores, alpha, wants_alpha, level)
+            return (_native_rows if whole else _sharded_native)(block, positive_scores, alpha, wants_alpha)
         if not block.ranks.alone:
             return _sharded_rows(block, positive_scores, alpha, wants_alpha)
         result, dense_before = _whole_rows(block, positive_scores, alpha, wants_alpha, dense_before)
@@ -132,11 +131,9 @@ def _conjugate(moment: Tensor, level: Tensor, alpha: float) -> Tensor:
     return (moment - 1) / alpha - v
 
 
-def _native_rows(
-    block: Block, positive_scores: Tensor, alpha: float, wants_alpha: bool, native_level: str
-) -> BlockResult:
+def _native_rows(block: Block, positive_scores: Tensor, alpha: float, wants_alpha: bool) -> BlockResult:
     """The result of a block with all classes of its rows, by kernel.cpp."""
-    target, rows = block.target, native.KernelCall(block, native_level)
+    target, rows = block.target, native.KernelCall(block)
     level = torch.empty_like(rows.value)
     slopes = torch.empty_like(rows.value) if wants_alpha else None
     rows.run("entmax_rows", torch.tensor(alpha, dtype=torch.float64), level, slopes)
@@ -265,15 +262,14 @@ def _columns_of(ids: Tensor, rows: Tensor, wanted: Tensor, budget: int) -> Tenso
 # Several ranks -----------------------------------------------------------------------------------
 
 
-def _sharded_native(
-    block: Block, positive_scores: Tensor, alpha: float, wants_alpha: bool, native_level: str
-) -> BlockResult:
+def _sharded_native(block: Block, positive_scores: Tensor, alpha: float, wants_alpha: bool) -> BlockResult:
     """The result of a block whose classes are split over ranks, by kernel.cpp; the exchanges are those of torch."""
     target, scores, ranks, beta = block.target, block.scores, block.ranks, alpha - 1
     alpha_tensor = torch.tensor(alpha, dtype=torch.float64)
     top, own = scores.new_empty(len(scores), 1), torch.empty(len(scores), 1, dtype=torch.float64)
-    table = scores, *scores.shape, block.num_classes
-    native_library.call(native_level, "entmax_bounds", scores, *table, top, own, alpha_tensor, threads=True)
+    table = scores, *scores.shape, block.num_classes, block.tops
+    assert block.level is not None
+    native_library.call(block.level, "entmax_bounds", scores, *table, top, own, alpha_tensor, threads=True)
     # A nan on one rank reaches all of them, so that all raise and none waits for the others.
     maximum = ranks.maximum(top)
     check_finite(maximum)
@@ -281,10 +277,10 @@ def _sharded_native(
     own = own.to(scores.dtype) + (maximum - top) * (1 if levels.level_is_v(beta) else beta)
     bound, cut = _bound_and_cut(own, beta, ranks)
     inner = target.inner(positive_scores, maximum, block.spread)
-    count = native.pack_above(block, native_level, maximum, cut)
-    sums = native_sums(scores, block.num_classes, count, maximum, alpha_tensor, native_level)
+    count = native.pack_above(block, maximum, cut)
+    sums = native_sums(scores, block.num_classes, count, maximum, alpha_tensor, block.level)
     level = search_levels(sums, bound.double(), scores.dtype, beta, ranks).squeeze(1)
-    rows = native.KernelCall(block, native_level, maximum, count)
+    rows = native.KernelCall(block, maximum, count)
     slopes = torch.empty_like(rows.value) if wants_alpha else None
     rows.run("entmax_gradients", alpha_tensor, level.contiguous(), slopes)
     moment, inner = ranks.sum(columns(rows.value, inner)).unbind(1)

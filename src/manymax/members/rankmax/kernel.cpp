@@ -198,7 +198,7 @@ void finish(const Batch<T>& b, const T* labels, int64_t r, Row<T>& row, int64_t 
 // One row that has all of its classes here: its maximum, its loss, and the gradient in place of its scores.
 template <typename T>
 void rankmax_row(const Batch<T>& b, const T* labels, int64_t r, Row<T>& row, Cuts& c) {
-  b.maximum[r] = row.scan();
+  b.maximum[r] = row.scan(b.tops, r);
   b.value[r] = b.scale[r] = 0;
   b.count[r] = 0;
   const int64_t n = positives_of(labels, b.positives);

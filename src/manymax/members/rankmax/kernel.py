@@ -61,9 +61,8 @@ def block_rankmax(block: Block) -> BlockResult:
     masked = bool((labels == -torch.inf).any())
     block = replace(block, target=target)
     # kernel.cpp takes a masked positive for one with the cut -inf, above which is every class: it is refused below.
-    level = native.level_for(block)
-    if not masked and level is not None:
-        rows = native.KernelCall(block, level)
+    if not masked and block.level is not None:
+        rows = native.KernelCall(block)
         rows.run("rankmax_rows", labels.contiguous())
         check_finite(rows.maximum)
         return BlockResult(rows.value.to(scores.dtype), [*rows.parts])
@@ -225,14 +224,12 @@ def _sums_above(buckets: Tensor) -> Tensor:
 def _sharded_rows(block: Block) -> BlockResult:
     """The result of a block whose classes are split over ranks: each sums over its own, then the sums are added up."""
     target, scores, ranks = block.target, block.scores, block.ranks
-    level = native.level_for(block)
-    group_tops = simplex.group_maxima(scores) if level is None else None
+    group_tops = simplex.group_maxima(scores) if block.level is None else None
     # The first exchange. A nan on one rank reaches all of them, so that all raise and none waits for the others.
     check_finite(ranks.maximum(scores.amax(1) if group_tops is None else group_tops.amax(1)))
     labels, weights, target = _labels_of_all_ranks(target, scores, ranks)
     if group_tops is None:
-        assert level is not None
-        return _sharded_native(replace(block, target=target), labels, weights, level)
+        return _sharded_native(replace(block, target=target), labels, weights)
     lowest = labels[:, :1]
     cut = torch.full_like(lowest, -1.0)
     narrow, wide_rows = simplex.collect(scores, group_tops, lowest, lowest, cut)
@@ -268,18 +265,19 @@ def _sharded_rows(block: Block) -> BlockResult:
     return result
 
 
-def _sharded_native(block: Block, labels: Tensor, weights: Tensor, level: str) -> BlockResult:
+def _sharded_native(block: Block, labels: Tensor, weights: Tensor) -> BlockResult:
     """`_sharded_rows` by kernel.cpp, with the same exchanges, from labels and weights of all ranks, (n, P) each."""
     target, scores = block.target, block.scores
     lowest = labels[:, :1].contiguous()
-    count = native.pack_above(block, level, lowest, torch.full_like(lowest, -1.0))
+    count = native.pack_above(block, lowest, torch.full_like(lowest, -1.0))
     own = labels.new_zeros(*labels.shape, 2, dtype=torch.float64)
     table = scores, *scores.shape, block.num_classes, count
-    native_library.call(level, "rankmax_sums", scores, *table, labels, labels.shape[1], own, threads=True)
+    assert block.level is not None
+    native_library.call(block.level, "rankmax_sums", scores, *table, labels, labels.shape[1], own, threads=True)
     losses, shares, sizes = _losses_and_shares(target, weights, block.ranks.sum(own))
     result = BlockResult(losses.to(scores.dtype))
     if shares is not None:
-        rows = native.KernelCall(block, level, count=count)
+        rows = native.KernelCall(block, count=count)
         rows.run("rankmax_gradients", labels, shares.contiguous(), sizes.contiguous())
         result.parts += rows.parts
     return result

@@ -30,7 +30,7 @@ double exponentials(T* s, int64_t n, T top) {
 // The maximum, Omega*(s) - max s = log Z, and the gradient coefficient (total p - t) as scale (e^(s - max s) - t Z / total).
 template <typename T>
 void softmax_row(const Batch<T>& b, int64_t r, Row<T>& row) {
-  const T top = b.maximum[r] = row.scan();
+  const T top = b.maximum[r] = row.scan(b.tops, r);
   b.value[r] = 0;
   b.scale[r] = 0;
   b.count[r] = -1;
@@ -46,8 +46,8 @@ void softmax_row(const Batch<T>& b, int64_t r, Row<T>& row) {
 // For rows of which this rank has a part: their maximum here, and e^(s - maximum) in place of the scores with its sum.
 // A row whose classes are all masked here becomes 0.
 template <typename T>
-void part_of_row(int64_t r, Row<T>& row, T* top, double* sum) {
-  top[r] = row.scan();
+void part_of_row(int64_t r, Row<T>& row, const T* tops, T* top, double* sum) {
+  top[r] = row.scan(tops, r);
   if (std::isfinite(top[r])) {
     sum[r] = exponentials(row.scores, row.classes, top[r]);
   } else {
@@ -64,9 +64,11 @@ void part_of_row(int64_t r, Row<T>& row, T* top, double* sum) {
     const Batch<T> b = BATCH(T);                                                                                      \
     for_rows(scores, n, stride, classes, threads, [&](int64_t r, Row<T>& row) { softmax_row(b, r, row); });           \
   }                                                                                                                    \
-  NATIVE void softmax_parts_##SUFFIX(T* scores, int64_t n, int64_t stride, int64_t classes, T* top, double* sum,      \
-                                     int threads) {                                                                   \
-    for_rows(scores, n, stride, classes, threads, [&](int64_t r, Row<T>& row) { part_of_row(r, row, top, sum); });    \
+  NATIVE void softmax_parts_##SUFFIX(T* scores, int64_t n, int64_t stride, int64_t classes, const T* tops, T* top,    \
+                                     double* sum, int threads) {                                                      \
+    for_rows(scores, n, stride, classes, threads, [&](int64_t r, Row<T>& row) {                                       \
+      part_of_row(r, row, tops, top, sum);                                                                            \
+    });                                                                                                                \
   }
 
 EXPORT(float, float32)

@@ -39,15 +39,14 @@ def softmax_kernel() -> Kernel:
 
 def block_softmax(block: Block) -> BlockResult:
     """Losses (n,) and gradient of a block of scores (n, C'); the gradient overwrites the scores."""
-    level = native.level_for(block)
     if not block.ranks.alone:
-        return _sharded_rows(block, level)
-    return _whole_rows(block) if level is None else _native_rows(block, level)
+        return _sharded_rows(block)
+    return _whole_rows(block) if block.level is None else _native_rows(block)
 
 
-def _native_rows(block: Block, level: str) -> BlockResult:
+def _native_rows(block: Block) -> BlockResult:
     """The result of a block that holds all classes of its rows, by kernel.cpp: a pass less than in torch."""
-    target, rows = block.target, native.KernelCall(block, level)
+    target, rows = block.target, native.KernelCall(block)
     # Before the exponentials overwrite the scores; for float rows `pick` is a view of them, hence the copy.
     positive_scores = target.pick(block.scores).clone()
     rows.run("softmax_rows")
@@ -101,20 +100,16 @@ def _whole_rows(block: Block) -> BlockResult:
     return result
 
 
-def _sharded_rows(block: Block, level: str | None) -> BlockResult:
+def _sharded_rows(block: Block) -> BlockResult:
     """The result of a block whose classes are split over ranks: each rank has a part of every row.
 
     Each rank turns its scores into e^(s - m) relative to a maximum m of its own, or into their softmax; a factor of the
     row makes probabilities over the classes of all ranks out of them.
-
-    Args:
-        block: of this rank.
-        level: the dispatch level of the native library, or None for plain torch.
     """
-    target, ranks, dtype = block.target, block.ranks, block.scores.dtype
+    target, ranks, dtype, in_torch = block.target, block.ranks, block.scores.dtype, block.level is None
     # Before anything is overwritten; for float rows `pick` is a view of the scores, hence the copy.
     positive_scores = target.pick(block.scores).clone()
-    rank_maximum, rank_sum = _sum_in_place(block) if level is None else _native_sum_in_place(block, level)
+    rank_maximum, rank_sum = (_sum_in_place if in_torch else _native_sum_in_place)(block)
     # First exchange. A nan on one rank wins, so that all ranks raise the same error and none waits for the others.
     maximum = ranks.maximum(rank_maximum)
     check_finite(maximum)
@@ -127,7 +122,7 @@ def _sharded_rows(block: Block, level: str | None) -> BlockResult:
     result = BlockResult((target.total * partition.log() - inner).to(dtype))
     if target.coefficient is None:
         return result
-    share = (factor / partition if level is not None else factor * rank_sum / partition).to(dtype)
+    share = (factor * rank_sum / partition if in_torch else factor / partition).to(dtype)
     if target.ids is not None and target.share is None:
         # coefficient (total share e - t): the factor of the row stays outside of the table, and the few positives are
         # entries of their own, because it may be 0 in float32 where another rank holds all of the probability.
@@ -144,12 +139,22 @@ def _sharded_rows(block: Block, level: str | None) -> BlockResult:
     return result
 
 
-def _native_sum_in_place(block: Block, level: str) -> tuple[Tensor, Tensor]:
+def _native_sum_in_place(block: Block) -> tuple[Tensor, Tensor]:
     """Maxima m (n, 1) and sums of e^(s - m) (n,) over the classes of this rank; e^(s - m) overwrites the scores."""
+    assert block.level is not None
     scores = block.scores
     top, total = scores.new_empty(len(scores), 1), torch.empty(len(scores), dtype=torch.float64)
     native_library.call(
-        level, "softmax_parts", scores, scores, *scores.shape, block.num_classes, top, total, threads=True
+        block.level,
+        "softmax_parts",
+        scores,
+        scores,
+        *scores.shape,
+        block.num_classes,
+        block.tops,
+        top,
+        total,
+        threads=True,
     )
     return top, total
 
