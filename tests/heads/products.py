@@ -1,15 +1,18 @@
 """Counts what a head computes: products with the table of class vectors, the rows that were scored, and tensors made.
 
-Operations are seen below autograd, so that backward passes count too.
+Operations of torch are seen below autograd, so that backward passes count too; those of native code by their functions.
 """
 
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from manymax.engine import native
 
 PRODUCTS = ("mm", "addmm", "addmm_", "bmm", "baddbmm")
 
@@ -30,6 +33,33 @@ class Products(TorchDispatchMode):
         self.queries: set[int] = set()
         self.shapes: set[tuple[int, ...]] = set()
 
+        def block_scores(level: str, queries: Tensor, *more: Any) -> Tensor:
+            self._add(len(queries), queries)
+            return scores(level, queries, *more)
+
+        def dense_gradients(level: str, table: Tensor, vectors: Tensor, *more: Any) -> Tensor | None:
+            _, _, grad_vectors, _, wants_product = more
+            for _ in range((grad_vectors is not None) + wants_product):
+                self._add(len(table))
+            return gradients(level, table, vectors, *more)
+
+        scores, gradients = native.block_scores, native.dense_gradients
+        self.patches = patch.multiple(native, block_scores=block_scores, dense_gradients=dense_gradients)
+
+    def __enter__(self) -> Products:
+        self.patches.start()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self.patches.stop()
+
+    def _add(self, rows: int, queries: Tensor | None = None) -> None:
+        self.count += 1
+        self.rows += rows
+        if queries is not None:
+            self.queries.add(queries.untyped_storage().data_ptr())
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         given = {a.untyped_storage().data_ptr() for a in (*args, *(kwargs or {}).values()) if isinstance(a, Tensor)}
@@ -42,11 +72,9 @@ class Products(TorchDispatchMode):
             left, right = args[-2:]
             sizes = (*left.shape[-2:], right.shape[-1])
             if self.num_classes in sizes and min(sizes) > 1:  # a vector times a table is no product of this kind
-                self.count += 1
                 # Scores are (n, d) (d, C), the gradient of queries (n, C) (C, d), that of class vectors (C, n) (n, d).
-                self.rows += sizes[0] if sizes[0] != self.num_classes else sizes[1]
-                if sizes[2] == self.num_classes:
-                    self.queries.add(left.untyped_storage().data_ptr())
+                rows = sizes[0] if sizes[0] != self.num_classes else sizes[1]
+                self._add(rows, left if sizes[2] == self.num_classes else None)
         return out
 
 

@@ -61,7 +61,8 @@ def test_flops_of_the_dense_members_are_those_that_torch_counts(name: str, way: 
         if way == "plain":
             FAMILY[name].loss(queries @ vectors.T, target).backward()
         else:
-            getattr(manymax, f"linear_{name}_loss")(queries, vectors, target).backward()
+            # torch counts its own products alone; those of native code have as many operations
+            getattr(manymax, f"linear_{name}_loss")(queries, vectors, target, options={"backend": "torch"}).backward()
     assert cost(name, shape, way).flops == counter.flops
 
 

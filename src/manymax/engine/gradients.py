@@ -126,12 +126,12 @@ class Gradients:
     def _add_in_one_pass(self, rows: slice | Tensor, part: Dense) -> None:
         """Add dense rows by native code."""
         assert self.level is not None
+        coefficient, scaled = part.coefficient.to(self.input.dtype).contiguous(), None
         if self.wants[1]:
             self._make_grad_vectors()
-        coefficient = part.coefficient.to(self.input.dtype).contiguous()
-        scaled = self.input[rows] * coefficient.unsqueeze(1)
-        sums = self.grad_vectors if self.wants[1] else None, self.grad_bias, self.grad_input is not None
-        product = native.dense_gradients(self.level, part.table, scaled, coefficient, self.vectors, *sums)
+            scaled = self.input[rows] * coefficient.unsqueeze(1)
+        sums = self.grad_vectors, self.grad_bias, self.grad_input is not None
+        product = native.dense_gradients(self.level, part.table, self.vectors, coefficient, scaled, *sums)
         if self.grad_input is not None and product is not None:
             self.grad_input[rows] = product.mul_(coefficient.unsqueeze(1))
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from manymax.engine.autograd import BlockLoss, BlockRows, in_dtype
 from manymax.engine.blocks import Kernel
-from manymax.engine.member import NATIVE_KINDS, Member
+from manymax.engine.member import Member
 from manymax.engine.native_library import resolve
 from manymax.engine.options import HeadOptions, Keywords
 from manymax.engine.ranks import Shards
@@ -144,7 +144,7 @@ def read_call(
     # Without shards this process is the one rank, and holds all classes.
     shards = Shards((linear_weight.shape[0],)) if shards is None else shards
     member.takes.check(member.name, target, keywords.label_smoothing)
-    check_back_end(member, input.device, keywords.options)
+    check_back_end(input.device, keywords.options)
     if member.kind == "exact":
         check_constant(target, keywords.weight)
         if input.is_meta:  # kernels branch on the values of a block (how large supports are), which meta tensors lack
@@ -172,17 +172,16 @@ def read_call(
     return HeadCall(flat, vectors, bias, live, read, keywords, shards, input.shape[:-1], dtype)
 
 
-def check_back_end(member: Member, device: torch.device, options: HeadOptions) -> None:
+def check_back_end(device: torch.device, options: HeadOptions) -> None:
     """Refuse options that this machine cannot do, or not at a speed that anybody wants."""
     if options.matmul == "bf16":
         check_bf16(device, options.allow_slow)
     if options.demands_native:
         resolve(options.backend)  # an error if this installation or processor has not got it
-        why = "runs on a CPU alone" if device.type != "cpu" else "has nothing to do for this member"
-        if device.type != "cpu" or member.kind not in NATIVE_KINDS:
+        if device.type != "cpu":
             raise ArgumentError(
-                f"`options.backend` is {options.backend!r}, which {why} (the member is {member.name}, the device "
-                f'{device.type}). Leave it out: "auto" takes native code where it serves.'
+                f"`options.backend` is {options.backend!r}, which runs on a CPU alone; the device is {device.type}. "
+                'Leave it out: "auto" takes native code where it serves.'
             )
 
 

@@ -39,8 +39,6 @@ __all__ = [
 Status = Literal["printed", "derived", "confirmed", "contradicted"]
 # How a member's head computes; see `Member`. Heads, costs and tests are chosen by it.
 Kind = Literal["exact", "sampled", "tree", "quadratic"]
-# Kinds whose heads have native code: products with all class vectors, or with those that were drawn.
-NATIVE_KINDS = ("exact", "sampled")
 
 
 @dataclass(frozen=True)

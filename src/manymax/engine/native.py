@@ -18,7 +18,6 @@ from manymax.engine.options import HeadOptions
 from manymax.errors import ManymaxError
 from manymax.ops.checks import visible
 
-
 GROUP = 64  # neighbouring classes of which the maximum is kept: GROUP in engine/rows.h
 # Sums over parts of the classes of which the gradient of a query is the sum. Up to 8 threads their number does not
 # depend on that of the threads, so that the result does not either.
@@ -89,26 +88,29 @@ def gradient_chunks(num_classes: int, d: int) -> int:
 def dense_gradients(
     level: str,
     table: Tensor,
-    queries: Tensor,
-    scale: Tensor,
     vectors: Tensor,
+    scale: Tensor,
+    queries: Tensor | None,
     grad_vectors: Tensor | None,
     grad_bias: Tensor | None,
     wants_product: bool,
 ) -> Tensor | None:
     """Both products with a table g (n, C') in one pass: grad_vectors += g' queries, and g vectors (n, d) is returned.
 
+    What is None, or not wanted, is not computed.
+
     Args:
         level: of which `multiplies` is true.
         table: (n, C'); columns from C on are padding. Its rows may be apart, its columns not.
-        queries: (n, d), with the factors of their rows in them.
-        scale: (n,) these factors, for the bias: grad_bias += g' scale.
-        vectors: (C, d). grad_vectors: (C, d) or None. grad_bias: (C,) or None.
-        wants_product: whether g vectors is wanted; None is returned if not.
+        vectors: (C, d).
+        scale: (n,) the factors of the rows, for the bias: grad_bias += g' scale.
+        queries: (n, d), with these factors in them; with grad_vectors.
+        grad_vectors: (C, d). grad_bias: (C,).
+        wants_product: whether g vectors is wanted.
     """
     num_classes, d = vectors.shape
-    product = queries.new_empty(queries.shape) if wants_product else None
-    sizes = len(queries), table.stride(0), num_classes
+    product = vectors.new_empty(len(table), d) if wants_product else None
+    sizes = len(table), table.stride(0), num_classes
     results = product, grad_vectors, grad_bias, gradient_chunks(num_classes, d)
     call(level, "dense_gradients", table, table, *sizes, queries, scale, d, vectors, *results, threads=True)
     return product

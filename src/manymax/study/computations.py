@@ -20,7 +20,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from manymax.engine.member import NATIVE_KINDS, Member
+from manymax.engine.member import Member
 from manymax.errors import ManymaxError, unknown_name
 from manymax.heads import LinearHead
 from manymax.heads.build import head_class
@@ -60,7 +60,7 @@ def has_native_code(member: Member) -> bool:
 
     Exact heads share the products with class vectors, heads that draw negatives the code that gathers some of them.
     """
-    return member.kind in NATIVE_KINDS and "backend" in head_class(member).honours
+    return "backend" in head_class(member).honours
 
 
 def computation_names() -> tuple[str, ...]:
