@@ -32,6 +32,7 @@ from typing import Any, get_args
 import torch
 from torch.nn.functional import embedding_bag
 
+from manymax.engine import native
 from manymax.engine.cost import FAR, FLOAT, NEAR, Cost, Machine, Shape, Way, Work
 from manymax.engine.native_library import resolve
 from manymax.errors import ArgumentError, check_choice
@@ -137,9 +138,14 @@ def _probes(dim: int) -> dict[str, tuple[Callable[[], object], int]]:
     rows, classes, ids = 128, 1 << 15, 1 << 14
     queries, vectors, scores = torch.randn(rows, dim), torch.randn(classes, dim), torch.randn(rows, classes)
     gradient, big, cached = torch.zeros(classes, dim), torch.zeros(1 << 23), torch.randn(1 << 18)
-    keys, one = torch.randint(1 << 20, (1 << 16,), dtype=torch.int32), torch.zeros(1)
+    keys, one, factors = torch.randint(1 << 20, (1 << 16,), dtype=torch.int32), torch.zeros(1), torch.ones(rows)
+    level = resolve("auto")
 
     def products() -> object:
+        """The products of a head with its defaults."""
+        if level is not None and native.multiplies(level, queries, vectors):
+            native.block_scores(level, queries, vectors, None, scores)
+            return native.dense_gradients(level, scores, vectors, factors, queries, gradient, None, True)
         torch.mm(queries, vectors.T, out=scores)
         gradient.addmm_(scores.T, queries)
         return scores @ vectors

@@ -207,20 +207,20 @@ void rankmax_row(const Batch<T>& b, const T* labels, int64_t r, Row<T>& row, Cut
   // The lowest positive has the lowest cut: what is not above it is above none.
   const int64_t most = row.classes / SPARSE;
   bool few = row.open_groups(labels[0], T(-1)) * GROUP <= 2 * most;
+  const bool counted = !few;
+  if (counted) {  // there may be one such class in each of many groups: a pass tells, before every positive has one
+    sums_by_passes(row.scores, row.classes, labels, 1, c);
+    few = c.sizes[0] <= most;
+  }
   if (few) {
     gather_scores(row, labels[0]);
     few = static_cast<int64_t>(row.found.size()) <= most;
   }
   if (few) {
     sums_of_found(row, labels, n, c);
-  } else {
+  } else if (n > 1 || !counted) {
     n <= PASSES ? sums_by_passes(row.scores, row.classes, labels, n, c)
                 : sums_by_buckets(row.scores, row.classes, labels, n, c);
-    few = c.sizes[0] <= most;
-    if (few) {
-      gather_scores(row, labels[0]);
-      sums_of_found(row, labels, n, c);
-    }
   }
   const T* const weights = b.weights + r * b.positives;
   c.shares.assign(n, 0);
