@@ -37,11 +37,11 @@ class Products(TorchDispatchMode):
             self._add(len(queries), queries)
             return scores(level, queries, *more)
 
-        def dense_gradients(level: str, table: Tensor, vectors: Tensor, *more: Any) -> Tensor | None:
-            _, _, grad_vectors, _, wants_product = more
+        def dense_gradients(*given: Any) -> Tensor | None:
+            scale, _, grad_vectors, _, wants_product = given[-5:]
             for _ in range((grad_vectors is not None) + wants_product):
-                self._add(len(table))
-            return gradients(level, table, vectors, *more)
+                self._add(len(scale))
+            return gradients(*given)
 
         scores, gradients = native.block_scores, native.dense_gradients
         self.patches = patch.multiple(native, block_scores=block_scores, dense_gradients=dense_gradients)

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.skipif(not LEVELS, reason="no level of the native libra
 every_level = pytest.mark.parametrize("level", LEVELS)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 
-# Around the sizes at which the code changes its way: 6 rows, registers of 4 to 16 numbers, panels of up to 64, groups of
-# 64 classes, tiles of 128 classes and 256 rows.
+# Around the sizes at which the code changes its way: 6 rows, registers of 4 to 16 numbers, panels of up to 64, groups
+# of 64 classes, tiles of 128 classes and 256 rows.
 NUM_ROWS = st.sampled_from([1, 5, 6, 7, 24, 257, 300])
 NUM_CLASSES = st.sampled_from([1, 3, 63, 64, 65, 127, 129, 1000, 2500])
 DIMS = st.sampled_from([1, 2, 3, 7, 16, 17, 32, 40, 64, 65, 100, 130])
@@ -90,8 +90,10 @@ def test_gradients(
     if native.gradient_chunks(num_classes, d) == 0:
         return
     grad_vectors, grad_bias = given_vectors if wants[1] else None, given_bias if wants[2] else None
+    places = torch.randperm(n, generator=torch.Generator().manual_seed(2)) if d % 2 else None
+    given_table = table if places is None else torch.empty_like(table).index_copy_(0, places, table)
     found = native.dense_gradients(
-        level, table, vectors, scale, queries if wants[1] else None, grad_vectors, grad_bias, wants[0]
+        level, given_table, places, vectors, scale, queries if wants[1] else None, grad_vectors, grad_bias, wants[0]
     )
     assert (found is not None) == wants[0]
     if found is not None:
@@ -111,7 +113,8 @@ def test_the_number_of_threads_changes_no_bit(level: str) -> None:
             scores, tops = score(level, queries, vectors, bias)
             sums = torch.zeros_like(vectors), torch.zeros_like(bias)
             scale = torch.ones(50)
-            product = native.dense_gradients(level, scores.nan_to_num(neginf=0), vectors, scale, queries, *sums, True)
+            table = scores.nan_to_num(neginf=0)
+            product = native.dense_gradients(level, table, None, vectors, scale, queries, *sums, True)
             assert product is not None
             results.append([scores, tops, product, *sums])
     finally:

@@ -72,9 +72,12 @@ class Gradients:
         if num_dense == n:
             self._add_dense(start, Dense(part.table, part.scale))
         elif num_dense:
+            rows = dense.nonzero().squeeze(1)
+            if self._by_native(part.table):
+                self._add_in_one_pass(rows + start, part.table, part.scale[rows], rows)
+                return
             # Within the table: a copy of the dense rows would be fresh memory, which costs more than moving them.
             native.move_dense_rows(part)
-            rows = dense.nonzero().squeeze(1)
             self._add_dense(start, Dense(part.table[:num_dense], part.scale[rows], rows))
 
     def _add_packed(self, start: int, part: Mixed) -> None:
@@ -96,7 +99,7 @@ class Gradients:
         size = part.table.shape[0]
         rows: slice | Tensor = slice(start, start + size) if part.rows is None else part.rows + start
         if self._by_native(part.table):
-            self._add_in_one_pass(rows, part)
+            self._add_in_one_pass(rows, part.table, part.coefficient)
             return
         # Under matmul="bf16" the two products below run in bfloat16 too; otherwise this is a view and no copy.
         table = part.table[:, : self.num_classes].to(self.matmul_vectors.dtype)
@@ -123,15 +126,17 @@ class Gradients:
         in_order = table.stride(1) == 1 and table.dtype == self.vectors.dtype
         return in_order and native.multiplies(self.level, *operands) and native.gradient_chunks(*self.vectors.shape) > 0
 
-    def _add_in_one_pass(self, rows: slice | Tensor, part: Dense) -> None:
-        """Add dense rows by native code."""
+    def _add_in_one_pass(
+        self, rows: slice | Tensor, table: Tensor, coefficient: Tensor, places: Tensor | None = None
+    ) -> None:
+        """Add dense rows by native code; they are rows `places` of the table, or all of its rows."""
         assert self.level is not None
-        coefficient, scaled = part.coefficient.to(self.input.dtype).contiguous(), None
+        coefficient, scaled = coefficient.to(self.input.dtype).contiguous(), None
         if self.wants[1]:
             self._make_grad_vectors()
             scaled = self.input[rows] * coefficient.unsqueeze(1)
         sums = self.grad_vectors, self.grad_bias, self.grad_input is not None
-        product = native.dense_gradients(self.level, part.table, self.vectors, coefficient, scaled, *sums)
+        product = native.dense_gradients(self.level, table, places, self.vectors, coefficient, scaled, *sums)
         if self.grad_input is not None and product is not None:
             self.grad_input[rows] = product.mul_(coefficient.unsqueeze(1))
 

@@ -88,6 +88,7 @@ def gradient_chunks(num_classes: int, d: int) -> int:
 def dense_gradients(
     level: str,
     table: Tensor,
+    places: Tensor | None,
     vectors: Tensor,
     scale: Tensor,
     queries: Tensor | None,
@@ -95,13 +96,14 @@ def dense_gradients(
     grad_bias: Tensor | None,
     wants_product: bool,
 ) -> Tensor | None:
-    """Both products with a table g (n, C') in one pass: grad_vectors += g' queries, and g vectors (n, d) is returned.
+    """Both products with rows g (n, C') of a table in one pass: grad_vectors += g' queries, and g vectors (n, d).
 
-    What is None, or not wanted, is not computed.
+    The latter is returned. What is None, or not wanted, is not computed.
 
     Args:
         level: of which `multiplies` is true.
-        table: (n, C'); columns from C on are padding. Its rows may be apart, its columns not.
+        table: (rows, C'); columns from C on are padding. Its rows may be apart, its columns not.
+        places: (n,) int64, the rows of the table that are meant; None for all of them in order.
         vectors: (C, d).
         scale: (n,) the factors of the rows, for the bias: grad_bias += g' scale.
         queries: (n, d), with these factors in them; with grad_vectors.
@@ -109,10 +111,10 @@ def dense_gradients(
         wants_product: whether g vectors is wanted.
     """
     num_classes, d = vectors.shape
-    product = vectors.new_empty(len(table), d) if wants_product else None
-    sizes = len(table), table.stride(0), num_classes
+    product = vectors.new_empty(len(scale), d) if wants_product else None
+    sizes = len(scale), table.stride(0), num_classes
     results = product, grad_vectors, grad_bias, gradient_chunks(num_classes, d)
-    call(level, "dense_gradients", table, table, *sizes, queries, scale, d, vectors, *results, threads=True)
+    call(level, "dense_gradients", table, table, places, *sizes, queries, scale, d, vectors, *results, threads=True)
     return product
 
 

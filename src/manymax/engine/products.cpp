@@ -228,12 +228,13 @@ int64_t lay_out(const T* table, int64_t rows, int64_t d, int64_t start, T* panel
 //
 //   product[r] = sum_c g[r, c] vectors[c]     grad_vectors[c] += sum_r g[r, c] queries[r]     grad_bias[c] += sum_r g[r, c] scale[r]
 //
-// for those of the three that are not null. The queries have the factors of their rows in them. `chunks` is the number of
-// sums over classes of which each product is the sum.
+// for those of the three that are not null. Row r of g is row places[r] of the table, or row r if there are none. The
+// queries have the factors of their rows in them. `chunks` is the number of sums over classes of which each product is
+// the sum.
 template <typename T>
-void all_gradients(const T* table, int64_t n, int64_t stride, int64_t classes, const T* queries, const T* scale,
-                   int64_t d, const T* vectors, T* product, T* grad_vectors, T* grad_bias, int64_t chunks,
-                   int threads) {
+void all_gradients(const T* table, const int64_t* places, int64_t n, int64_t stride, int64_t classes, const T* queries,
+                   const T* scale, int64_t d, const T* vectors, T* product, T* grad_vectors, T* grad_bias,
+                   int64_t chunks, int threads) {
   const int64_t wide = (d + PANEL<T> - 1) / PANEL<T> * PANEL<T>;  // d and what fills the last panel
   const int64_t chunk = ((classes + chunks - 1) / chunks + TILE - 1) / TILE * TILE;
   Buffer<T> sums(product ? chunks * n * wide : 0), laid_out(grad_vectors ? n * wide : 0);
@@ -252,7 +253,7 @@ void all_gradients(const T* table, int64_t n, int64_t stride, int64_t classes, c
         for (int64_t begin = 0; begin < n; begin += TILE_ROWS) {
           const int64_t rows = std::min(TILE_ROWS, n - begin);
           for (int64_t r = 0; r < rows; ++r)
-            std::copy_n(table + (begin + r) * stride + first, size, tile.data() + r * TILE);
+            std::copy_n(table + (places ? places[begin + r] : begin + r) * stride + first, size, tile.data() + r * TILE);
           if (grad_bias)
             for (int64_t r = 0; r < rows; ++r) {
               const T factor = scale[begin + r];
@@ -307,11 +308,11 @@ void all_gradients(const T* table, int64_t n, int64_t stride, int64_t classes, c
                                     int64_t classes, T* scores, int64_t stride, T* tops, int threads) {                \
     all_scores<T>(input, n, d, vectors, bias, classes, scores, stride, tops, threads);                                 \
   }                                                                                                                    \
-  NATIVE void dense_gradients_##SUFFIX(const T* table, int64_t n, int64_t stride, int64_t classes, const T* queries,   \
-                                       const T* scale, int64_t d, const T* vectors, T* product, T* grad_vectors,       \
-                                       T* grad_bias, int64_t chunks, int threads) {                                    \
-    all_gradients<T>(table, n, stride, classes, queries, scale, d, vectors, product, grad_vectors, grad_bias, chunks,  \
-                     threads);                                                                                         \
+  NATIVE void dense_gradients_##SUFFIX(const T* table, const int64_t* places, int64_t n, int64_t stride,               \
+                                       int64_t classes, const T* queries, const T* scale, int64_t d, const T* vectors, \
+                                       T* product, T* grad_vectors, T* grad_bias, int64_t chunks, int threads) {       \
+    all_gradients<T>(table, places, n, stride, classes, queries, scale, d, vectors, product, grad_vectors, grad_bias,  \
+                     chunks, threads);                                                                                 \
   }
 
 EXPORT(float, float32)

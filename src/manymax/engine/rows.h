@@ -39,7 +39,7 @@ constexpr int64_t SPARSE = 8;
 
 // Classes that are summed in the precision of the scores before the sum is added to a double. Within a piece the
 // compiler can use whole vector registers of float; a float sum over all classes of a long row would lose digits.
-constexpr int64_t PIECE = 256;
+constexpr int64_t PIECE = 1024;
 
 constexpr int64_t GROUP = 64;  // neighbouring classes of which the first pass over a row keeps the maximum
 

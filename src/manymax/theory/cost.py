@@ -145,7 +145,7 @@ def _probes(dim: int) -> dict[str, tuple[Callable[[], object], int]]:
         """The products of a head with its defaults."""
         if level is not None and native.multiplies(level, queries, vectors):
             native.block_scores(level, queries, vectors, None, scores)
-            return native.dense_gradients(level, scores, vectors, factors, queries, gradient, None, True)
+            return native.dense_gradients(level, scores, None, vectors, factors, queries, gradient, None, True)
         torch.mm(queries, vectors.T, out=scores)
         gradient.addmm_(scores.T, queries)
         return scores @ vectors

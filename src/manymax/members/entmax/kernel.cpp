@@ -58,6 +58,15 @@ struct Power {
   }
 };
 
+// A sample of one class in `every` takes runs of so many neighbours, a cache line of float: single classes would bring as
+// many lines from memory as all classes do.
+constexpr int64_t RUN = 16;
+
+// The number of classes that a sample of n classes has.
+int64_t sampled(int64_t n, int64_t every) {
+  return n / (RUN * every) * RUN + std::min(RUN, n % (RUN * every));
+}
+
 // What the search and the end of a row share: alpha, and what follows from it.
 template <Kind K>
 struct Entmax {
@@ -93,17 +102,17 @@ struct Entmax {
 
   // The sums at a level over n scores s - offset. The difference is taken in T, where that of two nearby numbers is
   // exact; U is the precision of the sums within a piece of 256 classes. Pieces are added up in double: a float that
-  // has summed a million terms would lose the small ones. `every` takes one class in so many.
+  // has summed a million terms would lose the small ones. `every` takes one class in so many; see `sampled`.
   template <typename U, typename T>
   Sums sums(const T* s, int64_t n, T offset, double level, int64_t every = 1) const {
     Sums out;
     const Power<K, U> power(level, beta);
     T sample[PIECE];
     for (int64_t start = 0; start < n; start += PIECE * every) {
-      const int64_t count = std::min(PIECE, (n - start + every - 1) / every);
+      const int64_t count = std::min(PIECE, sampled(n - start, every));
       const T* from = s + start;
       if (every > 1) {
-        for (int64_t k = 0; k < count; ++k) sample[k] = from[k * every];
+        for (int64_t k = 0; k < count; k += RUN) std::copy_n(from + k * every, std::min(RUN, count - k), sample + k);
         from = sample;
       }
       U total = 0, slope = 0, curve = 0;
@@ -132,7 +141,7 @@ struct Entmax {
   double descend(const T* s, int64_t n, T offset, double level, double tolerance, int64_t enough = 0,
                  int64_t* support = nullptr, int64_t every = 1, int most = MOST_STEPS) const {
     // A sample of the classes should sum to its share of them.
-    const double mass = static_cast<double>((n + every - 1) / every) / n;
+    const double mass = static_cast<double>(sampled(n, every)) / n;
     for (int k = 0; k < most; ++k) {
       const Sums f = sums<U>(s, n, offset, level, every);
       if (support) *support = f.support;
@@ -337,7 +346,7 @@ void all_bounds(T* scores, int64_t n, int64_t stride, int64_t classes, const T* 
 }
 
 // F and A of each row over the classes of this rank: of the scores at the beginning of a packed row, in double, or of
-// one class in `every` of a whole row, times `every`.
+// about one class in `every` of a whole row, scaled up to all of them.
 template <typename T>
 void all_sums(T* scores, int64_t n, int64_t stride, int64_t classes, const int64_t* count, const T* top,
               const double* level, double* total, double* slope, double alpha, int64_t every, int threads) {
@@ -346,8 +355,9 @@ void all_sums(T* scores, int64_t n, int64_t stride, int64_t classes, const int64
       const bool few = count[r] >= 0;
       const Sums f = few ? entmax.template sums<double>(row.scores, count[r], top[r], level[r])
                          : entmax.template sums<T>(row.scores, classes, top[r], level[r], every);
-      total[r] = few ? f.total : every * f.total;
-      slope[r] = few ? f.slope : every * f.slope;
+      const double stands_for = few ? 1 : static_cast<double>(classes) / sampled(classes, every);
+      total[r] = stands_for * f.total;
+      slope[r] = stands_for * f.slope;
     });
   });
 }
