@@ -47,7 +47,7 @@ inline void multiply_piece(const T* a, int64_t row_step, int64_t depth_step, con
   typedef T Register __attribute__((vector_size(REGISTER_BYTES), aligned(sizeof(T)), may_alias));
   // All loops over rows and columns are unrolled: a register cannot be chosen by a number.
   Register sums[rows][columns];
-#define EVERY_SUM                                        \
+#define EVERY_SUM                                            \
   _Pragma("GCC unroll 8") for (int64_t m = 0; m < rows; ++m) \
       _Pragma("GCC unroll 8") for (int64_t v = 0; v < columns; ++v)
   EVERY_SUM sums[m][v] = Register{};
@@ -64,10 +64,10 @@ inline void multiply_piece(const T* a, int64_t row_step, int64_t depth_step, con
 #undef EVERY_SUM
 }
 
-// The same for any number of rows. Not inlined: the loop needs all registers, of which its surroundings would keep some.
+// The same for any number of rows. Not inlined: the loop needs all registers, of which its surroundings would take some.
 template <typename T, int64_t columns>
-__attribute__((noinline)) void multiply_columns(const T* a, int64_t rows, int64_t row_step, int64_t depth_step, const T* panel, int64_t depth,
-                      T* out, int64_t out_step, bool add) {
+__attribute__((noinline)) void multiply_columns(const T* a, int64_t rows, int64_t row_step, int64_t depth_step,
+                                                const T* panel, int64_t depth, T* out, int64_t out_step, bool add) {
   int64_t m = 0;
   for (; m + ROWS <= rows; m += ROWS)
     multiply_piece<T, ROWS, columns>(a + m * row_step, row_step, depth_step, panel, depth, out + m * out_step, out_step,
@@ -132,8 +132,8 @@ void transpose(const T* vectors, int64_t size, int64_t d, T* panel) {
     for (int64_t i = 0; i < d; ++i) panel[i * width + c] = c < size ? vectors[c * d + i] : T(0);
 }
 
-// Add the bias to the scores of a group, if there is one; returns their maximum, or +inf if one is nan: a comparison with
-// nan is false, so that a plain maximum would pass over it. The padding is -inf.
+// Add the bias to the scores of a group, if there is one; returns their maximum, or +inf if one is nan: a comparison
+// with nan is false, so that a plain maximum would pass over it.
 template <typename T>
 inline T finish_group(T* s, const T* bias) {
   typedef T Register __attribute__((vector_size(REGISTER_BYTES), aligned(sizeof(T)), may_alias));
@@ -148,8 +148,7 @@ inline T finish_group(T* s, const T* bias) {
     top = x > top ? x : top;
   }
   top = nan ? -low : top;
-  // Half of the register against the other half, until one number is left.
-  T lanes[2 * LANES<T>];
+  T lanes[LANES<T>];
   std::memcpy(lanes, &top, sizeof top);
   T most = -std::numeric_limits<T>::infinity();
 #pragma omp simd reduction(max : most)
@@ -157,8 +156,8 @@ inline T finish_group(T* s, const T* bias) {
   return most;
 }
 
-// scores[r, c] = input[r] . vectors[c] + bias[c], -inf in the padding, and the maximum of each group of classes in `tops`,
-// +inf where a score is nan. A row is padded up to the end of its last group at most.
+// scores[r, c] = input[r] . vectors[c] + bias[c], -inf in the padding, and the maximum of each group of classes in
+// `tops`, +inf where a score is nan. The padding of a row ends at the end of its last group, or before.
 template <typename T>
 void all_scores(const T* input, int64_t n, int64_t d, const T* vectors, const T* bias, int64_t classes, T* scores,
                 int64_t stride, T* tops, int threads) {
@@ -179,7 +178,7 @@ void all_scores(const T* input, int64_t n, int64_t d, const T* vectors, const T*
       for (int64_t g = begin; g < std::min(groups, begin + chunk); ++g) {
         const int64_t first = g * GROUP, size = std::min(GROUP, classes - first);
         for (int64_t c = 0; c < GROUP; c += PANEL<T>)
-          transpose(vectors + (first + c) * d, std::min(PANEL<T>, std::max<int64_t>(0, size - c)), d, panels.data() + c * d);
+          transpose(vectors + (first + c) * d, std::clamp<int64_t>(size - c, 0, PANEL<T>), d, panels.data() + c * d);
         // The vectors of the next group are fetched from memory a few at a time, while this group is computed.
         const char* next = reinterpret_cast<const char*>(vectors + (first + GROUP) * d);
         const char* const last = reinterpret_cast<const char*>(vectors + std::min(classes, first + 2 * GROUP) * d);
@@ -188,7 +187,8 @@ void all_scores(const T* input, int64_t n, int64_t d, const T* vectors, const T*
         const bool whole = size == GROUP;
         const T* const added = !whole ? last_bias : bias ? bias + first : nullptr;
         const auto finish = [&](int64_t r, T* s, int64_t step) {
-          for (int64_t m = 0; m < std::min(ROWS, n - r); ++m) tops[(r + m) * groups + g] = finish_group(s + m * step, added);
+          for (int64_t m = 0; m < std::min(ROWS, n - r); ++m)
+            tops[(r + m) * groups + g] = finish_group(s + m * step, added);
         };
         for (int64_t r = 0; r < n; r += ROWS) {
           for (int64_t k = 0; k < lines && next < last; ++k, next += CACHE_LINE) __builtin_prefetch(next);
@@ -199,12 +199,14 @@ void all_scores(const T* input, int64_t n, int64_t d, const T* vectors, const T*
           if (!whole) {
             finish(r, out, step);
             for (int64_t m = 0; m < rows; ++m)
-              std::copy_n(out + m * GROUP, stride - first, scores + (r + m) * stride + first);
-          } else if (r > 0) {  // the rows before these: what was written a moment ago cannot be read without a delay
+              std::copy_n(out + m * step, stride - first, scores + (r + m) * stride + first);
+          } else if (r > 0) {
+            // The rows before these: to read what was written a moment ago takes a tenth of the time of the product.
             finish(r - ROWS, out - ROWS * stride, stride);
           }
         }
-        if (whole) finish((n - 1) / ROWS * ROWS, scores + (n - 1) / ROWS * ROWS * stride + first, stride);
+        const int64_t left = (n - 1) / ROWS * ROWS;
+        if (whole) finish(left, scores + left * stride + first, stride);
       }
     }
   }
@@ -212,21 +214,27 @@ void all_scores(const T* input, int64_t n, int64_t d, const T* vectors, const T*
 
 // Gradients ---------------------------------------------------------------------------------------
 
-// Columns start to start + PANEL of some rows of a (rows, d) table as a panel, with zeros up to a whole register;
-// returns the number of registers of a row.
+// The number of registers of the panel that begins at column `start` of d columns.
 template <typename T>
-int64_t lay_out(const T* table, int64_t rows, int64_t d, int64_t start, T* panel) {
-  const int64_t size = std::min(PANEL<T>, d - start), columns = (size + LANES<T> - 1) / LANES<T>;
-  for (int64_t r = 0; r < rows; ++r, panel += columns * LANES<T>) {
+int64_t columns_from(int64_t start, int64_t d) {
+  return (std::min(PANEL<T>, d - start) + LANES<T> - 1) / LANES<T>;
+}
+
+// Some rows of a (rows, d) table, from column `start` on, as a panel, with zeros up to a whole register.
+template <typename T>
+void lay_out(const T* table, int64_t rows, int64_t d, int64_t start, T* panel) {
+  const int64_t size = std::min(PANEL<T>, d - start), width = columns_from<T>(start, d) * LANES<T>;
+  for (int64_t r = 0; r < rows; ++r, panel += width) {
     std::copy_n(table + r * d + start, size, panel);
-    std::fill(panel + size, panel + columns * LANES<T>, T(0));
+    std::fill(panel + size, panel + width, T(0));
   }
-  return columns;
 }
 
 // With a table of gradients g (n, classes):
 //
-//   product[r] = sum_c g[r, c] vectors[c]     grad_vectors[c] += sum_r g[r, c] queries[r]     grad_bias[c] += sum_r g[r, c] scale[r]
+//   product[r]       = sum_c g[r, c] vectors[c]
+//   grad_vectors[c] += sum_r g[r, c] queries[r]
+//   grad_bias[c]    += sum_r g[r, c] scale[r]
 //
 // for those of the three that are not null. Row r of g is row places[r] of the table, or row r if there are none. The
 // queries have the factors of their rows in them. `chunks` is the number of sums over classes of which each product is
@@ -261,7 +269,7 @@ void all_gradients(const T* table, const int64_t* places, int64_t n, int64_t str
               for (int64_t c = 0; c < size; ++c) grad_bias[first + c] += factor * tile[r * TILE + c];
             }
           for (int64_t start = 0; start < d; start += PANEL<T>) {
-            const int64_t left = std::min(PANEL<T>, d - start), columns = (left + LANES<T> - 1) / LANES<T>;
+            const int64_t left = std::min(PANEL<T>, d - start), columns = columns_from<T>(start, d);
             const int64_t width = columns * LANES<T>;
             if (product) {
               // Class vectors of one whole panel are laid out as they are.
@@ -287,7 +295,7 @@ void all_gradients(const T* table, const int64_t* places, int64_t n, int64_t str
 #pragma omp for schedule(static)
       for (int64_t r = 0; r < n; ++r)
         for (int64_t start = 0; start < d; start += PANEL<T>) {
-          const int64_t left = std::min(PANEL<T>, d - start), width = (left + LANES<T> - 1) / LANES<T> * LANES<T>;
+          const int64_t left = std::min(PANEL<T>, d - start), width = columns_from<T>(start, d) * LANES<T>;
           T* const out = product + r * d + start;
           std::fill_n(out, left, T(0));
           for (int64_t k = 0; k < chunks; ++k) {

@@ -203,7 +203,7 @@ def prepare_data(config: RunConfig) -> Prepared:
     )
 
 
-def build_model(config: RunConfig, split: Split, backend: str = "torch") -> Model:
+def build_model(config: RunConfig, split: Split, backend: str = "auto") -> Model:
     """The model of a run before training, with its random first weights."""
     # Weights are drawn from generators of their own. Layers of torch also fill their weights from the global generator
     # when they are created, before these are overwritten; a fixed seed makes even that the same in every run.

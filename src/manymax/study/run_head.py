@@ -59,7 +59,7 @@ def choose_backend(config: RunConfig, checkpoint: Path) -> str:
     return state.backend
 
 
-def build_head(config: RunConfig, split: Split, backend: str = "torch") -> LinearHead:
+def build_head(config: RunConfig, split: Split, backend: str = "auto") -> LinearHead:
     """The head of a run. It scores by the item vectors of the backbone; a tree has node vectors of its own.
 
     A head that samples negatives draws them from `head.generator`, which the training loop seeds for each step.
