@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import manymax
-from manymax.engine import native_library
+from manymax.engine import native, native_library
 from manymax.engine.ranks import Ranks, Shards
 from manymax.heads import machine_report
 from manymax.heads.build import head_class
@@ -105,6 +105,13 @@ def call_everything() -> None:
             shared=shared,
             options={"backend": "native-plain"},
         ).backward()
+    # And the products, which this level leaves to torch.
+    for dtype in machine_report.CHECK_TOLERANCE:
+        queries, vectors, bias = (torch.randn(*size, dtype=dtype) for size in ((24, 21), (603, 21), (603,)))
+        scores = torch.zeros(24, 608, dtype=dtype)
+        native.block_scores("plain", queries, vectors, bias, scores)
+        sums = torch.zeros_like(vectors), torch.zeros_like(bias)
+        native.dense_gradients("plain", scores, None, vectors, torch.ones(24, dtype=dtype), queries, *sums, True)
 
 
 def functions(library: Path) -> set[str]:
