@@ -265,7 +265,7 @@ class NativeCost:
 # candidates.
 PER_SPARSE_ENTRY = Work(passes=5000, sorted=4)
 # Classes for each entry of a gradient up to which it is kept as entries: ops/simplex.py and engine/rows.h.
-TORCH_SPARSE, NATIVE_SPARSE = 16, 8
+TORCH_SPARSE, NATIVE_SPARSE = 16, 6
 NATIVE_CALLS = 100  # calls of torch around the native kernel of a block: arguments, checks, losses
 
 

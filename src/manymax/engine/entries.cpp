@@ -5,7 +5,26 @@
 
 namespace {
 
-constexpr int64_t WIDTH = 64;  // numbers of a vector that are summed in registers at a time
+// 256 bytes of a vector, worked on in registers. A loop over an array of so many numbers would be compiled to one that
+// reads and writes the array in memory.
+template <typename T>
+struct Numbers {
+  static constexpr int64_t COUNT = 256 / sizeof(T);
+  typedef T Register __attribute__((vector_size(64), aligned(sizeof(T)), may_alias));
+  Register part[4];
+
+  static Numbers read(const T* from) {
+    const Register* const parts = reinterpret_cast<const Register*>(from);
+    return {{parts[0], parts[1], parts[2], parts[3]}};
+  }
+  void write(T* to) const {
+    Register* const parts = reinterpret_cast<Register*>(to);
+    for (int k = 0; k < 4; ++k) parts[k] = part[k];
+  }
+  INLINE void add(T factor, const Numbers& other) {
+    for (int k = 0; k < 4; ++k) part[k] += factor * other.part[k];
+  }
+};
 
 template <typename T>
 const int32_t* classes_of(const T* row, int64_t stride) {
@@ -15,22 +34,31 @@ const int32_t* classes_of(const T* row, int64_t stride) {
 // to[0..d) += sum_k values[k] x table[classes[k]]: each vector is read once, and the sums stay in registers.
 template <typename T>
 void add_vectors(const T* values, const int32_t* classes, int64_t count, const T* table, int64_t d, T* to) {
-  for (int64_t start = 0; start < d; start += WIDTH) {
-    const int64_t size = std::min(WIDTH, d - start);
-    T sum[WIDTH] = {};
-    for (int64_t k = 0; k < count; ++k) {
-      const T* const from = table + classes[k] * d + start;
-      const T value = values[k];
-      if (size == WIDTH) {  // of a fixed length, so that the compiler keeps the sums in registers
-#pragma omp simd
-        for (int64_t i = 0; i < WIDTH; ++i) sum[i] += value * from[i];
-      } else {
-#pragma omp simd
-        for (int64_t i = 0; i < size; ++i) sum[i] += value * from[i];
-      }
-    }
-    for (int64_t i = 0; i < size; ++i) to[start + i] += sum[i];
+  int64_t i = 0;
+  for (; i + Numbers<T>::COUNT <= d; i += Numbers<T>::COUNT) {
+    auto sum = Numbers<T>::read(to + i);
+    for (int64_t k = 0; k < count; ++k) sum.add(values[k], Numbers<T>::read(table + classes[k] * d + i));
+    sum.write(to + i);
   }
+  if (i == d) return;
+  for (int64_t k = 0; k < count; ++k) {
+    const T* const from = table + classes[k] * d;
+#pragma omp simd
+    for (int64_t j = i; j < d; ++j) to[j] += values[k] * from[j];
+  }
+}
+
+// to[0..d) += value x from[0..d).
+template <typename T>
+INLINE void add_scaled(T value, const T* from, int64_t d, T* to) {
+  int64_t i = 0;
+  for (; i + Numbers<T>::COUNT <= d; i += Numbers<T>::COUNT) {
+    auto sum = Numbers<T>::read(to + i);
+    sum.add(value, Numbers<T>::read(from + i));
+    sum.write(to + i);
+  }
+#pragma omp simd
+  for (int64_t j = i; j < d; ++j) to[j] += value * from[j];
 }
 
 // Classes that are worked on at a time, so that their vectors, or the gradients of these, stay in the second-level
@@ -90,9 +118,7 @@ void add_to_vectors(const T* table, int64_t n, int64_t stride, int64_t classes, 
         const T value = row[c - at];
         if (grad_bias) grad_bias[*c] += value;
         if (!grad_vectors) continue;
-        T* const to = grad_vectors + static_cast<int64_t>(*c) * d;
-#pragma omp simd
-        for (int64_t i = 0; i < d; ++i) to[i] += value * x[i];
+        add_scaled(value, x, d, grad_vectors + static_cast<int64_t>(*c) * d);
       }
     }
   }
@@ -154,25 +180,25 @@ void pack_above(T* scores, int64_t n, int64_t stride, int64_t classes, const T* 
 // C names, one for each precision, which ctypes finds by name: nothing of torch is linked, so that a library works with
 // every version of it.
 #define EXPORT(T, SUFFIX)                                                                                              \
-  NATIVE void add_to_input_##SUFFIX(const T* table, int64_t n, int64_t stride, int64_t classes,               \
-                                    const int64_t* count, const T* vectors, int64_t d, T* grad_input, int threads) {  \
-    add_to_input(table, n, stride, classes, count, vectors, d, grad_input, threads);                                  \
+  NATIVE void add_to_input_##SUFFIX(const T* table, int64_t n, int64_t stride, int64_t classes,                        \
+                                    const int64_t* count, const T* vectors, int64_t d, T* grad_input, int threads) {   \
+    add_to_input(table, n, stride, classes, count, vectors, d, grad_input, threads);                                   \
   }                                                                                                                    \
-  NATIVE void add_to_vectors_##SUFFIX(const T* table, int64_t n, int64_t stride, int64_t classes,             \
-                                              const int64_t* count, const T* input, int64_t d, T* grad_vectors,       \
-                                              T* grad_bias, int threads) {                                            \
-    add_to_vectors(table, n, stride, classes, count, input, d, grad_vectors, grad_bias, threads);                     \
+  NATIVE void add_to_vectors_##SUFFIX(const T* table, int64_t n, int64_t stride, int64_t classes,                      \
+                                              const int64_t* count, const T* input, int64_t d, T* grad_vectors,        \
+                                              T* grad_bias, int threads) {                                             \
+    add_to_vectors(table, n, stride, classes, count, input, d, grad_vectors, grad_bias, threads);                      \
   }                                                                                                                    \
-  NATIVE void move_dense_rows_##SUFFIX(T* table, int64_t n, int64_t stride, const int64_t* count) {           \
-    move_dense_rows(table, n, stride, count);                                                                         \
+  NATIVE void move_dense_rows_##SUFFIX(T* table, int64_t n, int64_t stride, const int64_t* count) {                    \
+    move_dense_rows(table, n, stride, count);                                                                          \
   }                                                                                                                    \
-  NATIVE void list_entries_##SUFFIX(const T* table, int64_t n, int64_t stride, const int64_t* count,          \
-                                            int64_t* row, int64_t* at, T* values) {                                   \
-    list_entries(table, n, stride, count, row, at, values);                                                           \
+  NATIVE void list_entries_##SUFFIX(const T* table, int64_t n, int64_t stride, const int64_t* count,                   \
+                                            int64_t* row, int64_t* at, T* values) {                                    \
+    list_entries(table, n, stride, count, row, at, values);                                                            \
   }                                                                                                                    \
-  NATIVE void pack_above_##SUFFIX(T* scores, int64_t n, int64_t stride, int64_t classes, const T* tops,       \
-                                          const T* origin, const T* cut, int64_t* count, int threads) {               \
-    pack_above(scores, n, stride, classes, tops, origin, cut, count, threads);                                              \
+  NATIVE void pack_above_##SUFFIX(T* scores, int64_t n, int64_t stride, int64_t classes, const T* tops,                \
+                                          const T* origin, const T* cut, int64_t* count, int threads) {                \
+    pack_above(scores, n, stride, classes, tops, origin, cut, count, threads);                                         \
   }
 
 EXPORT(float, float32)

@@ -12,8 +12,8 @@
 NATIVE const char* manymax_sources() { return MANYMAX_SOURCES; }
 
 // Features of this processor that the operating system lets programs use, by name, with a space between. The compiler's
-// own test is taken because it looks at both, the same way on every system. Only the plain library is asked: another one
-// may hold instructions that the processor does not have.
+// own test is taken because it looks at both, the same way on every system. Only the plain library is asked: another
+// one may hold instructions that the processor does not have.
 NATIVE const char* manymax_features() {
   static const std::string found = [] {
     std::string names;

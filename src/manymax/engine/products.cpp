@@ -47,8 +47,8 @@ inline void multiply_piece(const T* a, int64_t row_step, int64_t depth_step, con
   typedef T Register __attribute__((vector_size(REGISTER_BYTES), aligned(sizeof(T)), may_alias));
   // All loops over rows and columns are unrolled: a register cannot be chosen by a number.
   Register sums[rows][columns];
-#define EVERY_SUM                                            \
-  _Pragma("GCC unroll 8") for (int64_t m = 0; m < rows; ++m) \
+#define EVERY_SUM                                                                                                      \
+  _Pragma("GCC unroll 8") for (int64_t m = 0; m < rows; ++m)                                                           \
       _Pragma("GCC unroll 8") for (int64_t v = 0; v < columns; ++v)
   EVERY_SUM sums[m][v] = Register{};
   for (int64_t k = 0; k < depth; ++k) {
@@ -64,7 +64,8 @@ inline void multiply_piece(const T* a, int64_t row_step, int64_t depth_step, con
 #undef EVERY_SUM
 }
 
-// The same for any number of rows. Not inlined: the loop needs all registers, of which its surroundings would take some.
+// The same for any number of rows. Not inlined: the loop needs all registers, of which its surroundings would take
+// some.
 template <typename T, int64_t columns>
 __attribute__((noinline)) void multiply_columns(const T* a, int64_t rows, int64_t row_step, int64_t depth_step,
                                                 const T* panel, int64_t depth, T* out, int64_t out_step, bool add) {
@@ -260,8 +261,10 @@ void all_gradients(const T* table, const int64_t* places, int64_t n, int64_t str
         const int64_t size = std::min(TILE, classes - first);
         for (int64_t begin = 0; begin < n; begin += TILE_ROWS) {
           const int64_t rows = std::min(TILE_ROWS, n - begin);
-          for (int64_t r = 0; r < rows; ++r)
-            std::copy_n(table + (places ? places[begin + r] : begin + r) * stride + first, size, tile.data() + r * TILE);
+          for (int64_t r = 0; r < rows; ++r) {
+            const int64_t place = places ? places[begin + r] : begin + r;
+            std::copy_n(table + place * stride + first, size, tile.data() + r * TILE);
+          }
           if (grad_bias)
             for (int64_t r = 0; r < rows; ++r) {
               const T factor = scale[begin + r];

@@ -1,5 +1,5 @@
-// Adam on the rows of a table that a gradient touches. In torch it takes about fifteen passes over copies of these rows;
-// here each row of the parameter and of its two moments is read and written once.
+// Adam on the rows of a table that a gradient touches. In torch it takes about fifteen passes over copies of these
+// rows; here each row of the parameter and of its two moments is read and written once.
 
 #include <algorithm>
 #include <cmath>
@@ -59,7 +59,7 @@ void row_adam(T* param, T* exp_avg, T* exp_avg_sq, int64_t d, const int64_t* ids
 
 #define EXPORT(T, SUFFIX)                                                                                              \
   NATIVE void row_adam_##SUFFIX(T* param, T* exp_avg, T* exp_avg_sq, int64_t d, const int64_t* ids, const T* grad,     \
-                                int64_t count, const double* numbers, int threads) {                                  \
+                                int64_t count, const double* numbers, int threads) {                                   \
     row_adam(param, exp_avg, exp_avg_sq, d, ids, grad, count, numbers, threads);                                       \
   }
 

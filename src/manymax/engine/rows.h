@@ -28,14 +28,15 @@
 #endif
 
 #include "export.h"
+#include "vector_math.h"
 
 // An unnamed namespace: each source file has a copy of its own, and none of these names is visible outside.
 namespace {
 
 // A gradient with one class in SPARSE, or fewer, is kept as entries; native.py has the same number. Adding an entry to
-// two gradients was measured to cost as much as 4 to 8 classes in two matmuls, d = 64, depending on how many of the
+// two gradients was measured to cost as much as 4 to 8 classes in two products, d = 64, depending on how many of the
 // class vectors are in cache. (Half a row holds them for any SPARSE from 2 on.)
-constexpr int64_t SPARSE = 8;
+constexpr int64_t SPARSE = 6;
 
 // Classes that are summed in the precision of the scores before the sum is added to a double. Within a piece the
 // compiler can use whole vector registers of float; a float sum over all classes of a long row would lose digits.
@@ -82,6 +83,24 @@ struct Batch {
     for (int64_t c = 0; c < classes; ++c) s[c] -= f * class_weight[c];
   }
 };
+
+// The exponentials of a row relative to `top`, in place; returns their sum.
+template <typename T>
+double exponentials(T* s, int64_t n, T top) {
+  double sum = 0;
+  for (int64_t start = 0; start < n; start += PIECE) {
+    const int64_t end = std::min(n, start + PIECE);
+    T part = 0;
+#pragma omp simd reduction(+ : part)
+    for (int64_t c = start; c < end; ++c) {
+      const T e = exp_of(s[c] - top);
+      part += e;
+      s[c] = e;
+    }
+    sum += part;
+  }
+  return sum;
+}
 
 // Memory of a vector that is not set to 0 first: setting it would cost as much as what is done with it.
 template <typename T>
@@ -151,7 +170,7 @@ template <typename T>
 struct Row {
   T* scores;
   int64_t classes, half;            // number of classes; offset in the row at which the classes of the entries begin
-  Buffer<T> tops;              // the maximum of each group of classes
+  Buffer<T> tops, sample;      // the maximum of each group of classes; see take_sample
   Buffer<T> found;             // scores above a cut, relative to the origin
   Buffer<int32_t> at, places;  // the class of each of them; the number of cuts below each (rankmax)
   Buffer<double> values;       // the gradient at these classes; double, because probability and target cancel
@@ -191,6 +210,17 @@ struct Row {
       top = most > top ? most : top;
     }
     return nan ? std::numeric_limits<T>::quiet_NaN() : top;
+  }
+
+  // The scores of one class in `every` into `sample`, in runs of neighbours that fill a cache line of float: single
+  // classes would bring as many lines from memory as all classes do.
+  void take_sample(int64_t every) {
+    constexpr int64_t RUN = 16;
+    const int64_t whole = classes / (RUN * every), rest = std::min(RUN, classes % (RUN * every));
+    sample.resize(whole * RUN + rest);
+    for (int64_t k = 0; k < whole; ++k)
+      std::memcpy(sample.data() + k * RUN, scores + k * RUN * every, RUN * sizeof(T));
+    std::copy_n(scores + whole * RUN * every, rest, sample.data() + whole * RUN);
   }
 
   // How many groups have a score above origin + cut. The origin is a score of the row, such as its maximum; the
@@ -255,6 +285,15 @@ struct Row {
   }
 };
 
+// Neighbouring rows that one thread works on, and bytes of a row that are fetched into the cache ahead of time.
+constexpr int64_t TOGETHER = 4, FETCHED = 1 << 16;
+
+template <typename T>
+void fetch(const T* from, int64_t count) {
+  constexpr int64_t LINE = 64 / sizeof(T);
+  for (int64_t c = 0; c < count; c += LINE) __builtin_prefetch(from + c, 1, 2);
+}
+
 // Call work(r, row) for every row of a block, on `threads` threads, each with a Row of its own. A row is worked on by
 // one thread alone, so that results do not depend on the number of threads.
 template <typename T, typename Work>
@@ -267,9 +306,14 @@ void for_rows(T* scores, int64_t n, int64_t stride, int64_t classes, int threads
     // Dynamic, because rows differ, one with a large support takes several passes, and because a thread whose core is
     // taken by another process must not keep the others waiting for its rows.
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t r = 0; r < n; ++r) {
-      row.scores = scores + r * stride;
-      work(r, row);
+    for (int64_t first = 0; first < n; first += TOGETHER) {
+      const int64_t end = std::min(n, first + TOGETHER);
+      for (int64_t r = first; r < end; ++r) {
+        row.scores = scores + r * stride;
+        // The next row is on its way into the cache of this core while this one is worked on.
+        if (r + 1 < end) fetch(row.scores + stride, std::min(classes, FETCHED / static_cast<int64_t>(sizeof(T))));
+        work(r, row);
+      }
     }
   }
 }
@@ -278,11 +322,11 @@ void for_rows(T* scores, int64_t n, int64_t stride, int64_t classes, int threads
 
 // The arguments of a kernel in the order in which native.py passes them, and the Batch that they make.
 #define BATCH_ARGUMENTS(T)                                                                                             \
-  T *scores, int64_t n, int64_t stride, int64_t classes, const int64_t *ids, const T *weights, int64_t positives,     \
-      const T *share, const T *class_weight, const T *total, const T *coefficient, T *maximum, double *value,         \
+  T *scores, int64_t n, int64_t stride, int64_t classes, const int64_t *ids, const T *weights, int64_t positives,      \
+      const T *share, const T *class_weight, const T *total, const T *coefficient, T *maximum, double *value,          \
       T *scale, int64_t *count, const T *tops
 #define BATCH(T)                                                                                                       \
   Batch<T> {                                                                                                           \
-    scores, n, stride, classes, ids, weights, positives, share, class_weight, total, coefficient, maximum, value,     \
+    scores, n, stride, classes, ids, weights, positives, share, class_weight, total, coefficient, maximum, value,      \
         scale, count, tops                                                                                             \
   }

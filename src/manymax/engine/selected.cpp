@@ -2,8 +2,8 @@
 //
 // Class vectors are read where they are stored, one random row of a table after the other. The table may have
 // gigabytes, so that many rows come from main memory, which takes longer than all arithmetic on them: rows are asked
-// for some entries before they are needed (prefetched). Rows in half precision are widened while they are read, so that nobody
-// makes a copy of the table in another precision.
+// for some entries before they are needed (prefetched). Rows in half precision are widened while they are read, so
+// that nobody makes a copy of the table in another precision.
 //
 // An entry is a pair of a query and a class, with a score. Entries come as a table (count, k): row m has k classes and
 // belongs to query rows[m]. The rows of one query follow each other; together they are a run.

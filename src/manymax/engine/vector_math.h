@@ -2,8 +2,8 @@
 // compiler and at every dispatch level. The functions of the C library are not: some compilers have vector versions
 // only under -ffast-math, which assumes that there is no nan and no infinity, and scores are masked by -inf.
 //
-// Polynomials are Chebyshev fits of the functions named beside them. Errors are below two units in the last place of the
-// result, and below three in log1p_of.
+// Polynomials are Chebyshev fits of the functions named beside them. Errors are below two units in the last place of
+// the result, and below three in log1p_of.
 
 #pragma once
 

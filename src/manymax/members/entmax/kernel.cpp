@@ -1,12 +1,11 @@
 // Entmax of rows of scores, for every alpha in (1, 2]. See engine/rows.h for what a row is replaced by, and
 // ops/levels.py for the search and for the two forms of the level.
 //
-// With beta = alpha - 1 and d = s - max s a row has p = u^(1/beta), u = max(0, w + beta d), and a level w at which the p
-// sum to 1. Below beta = 1/4 the level is kept as v = (w - 1) / beta. Four kinds of power are compiled on their own:
+// With beta = alpha - 1 and d = s - max s a row has p = u^(1/beta), u = max(0, w + beta d), and a level w at which the
+// p sum to 1. Below beta = 1/4 the level is kept as v = (w - 1) / beta. Four kinds of power are compiled on their own:
 // those of alpha = 2 and 1.5 are u and u * u, while a general one takes a logarithm and an exponential.
 
 #include "rows.h"
-#include "vector_math.h"
 
 namespace {
 
@@ -58,13 +57,68 @@ struct Power {
   }
 };
 
-// A sample of one class in `every` takes runs of so many neighbours, a cache line of float: single classes would bring as
-// many lines from memory as all classes do.
-constexpr int64_t RUN = 16;
+// The sum of the numbers in 64 bytes. Halves are added to each other: one number after the other would take as long as
+// the sums of several hundred classes.
+template <typename Number, typename Register>
+INLINE Number sum_of(Register all) {
+  typedef Number Half __attribute__((vector_size(32)));
+  typedef Number Quarter __attribute__((vector_size(16)));
+  Half halves[2];
+  std::memcpy(halves, &all, 64);
+  const Half half = halves[0] + halves[1];
+  Quarter quarters[2];
+  std::memcpy(quarters, &half, 32);
+  const Quarter quarter = quarters[0] + quarters[1];
+  Number sum = 0;
+  for (size_t k = 0; k < 16 / sizeof(Number); ++k) sum += quarter[k];
+  return sum;
+}
 
-// The number of classes that a sample of n classes has.
-int64_t sampled(int64_t n, int64_t every) {
-  return n / (RUN * every) * RUN + std::min(RUN, n % (RUN * every));
+// The sums over n scores for alpha = 2, where u = p = max(0, level + s - offset), and with `write` p in place of the
+// scores and sum p^2 as the curve. So little is done with each class that the order of the additions decides about the
+// time: in four registers at once, because in one each addition would wait for the one before.
+template <bool write, typename T>
+Sums linear_sums(T* s, int64_t n, T offset, T level) {
+  constexpr int64_t LANES = 64 / sizeof(T), WAYS = 4;
+  typedef std::conditional_t<sizeof(T) == 4, int32_t, int64_t> Integer;
+  typedef T Register __attribute__((vector_size(64), aligned(sizeof(T)), may_alias));
+  typedef Integer Integers __attribute__((vector_size(64)));
+  Sums out;
+  for (int64_t start = 0; start < n; start += WAYS * PIECE) {
+    const int64_t end = std::min(n, start + WAYS * PIECE);
+    Register total[WAYS] = {}, square[WAYS] = {};
+    Integers outside[WAYS] = {};
+    const auto add = [&](T* from, int64_t way) {
+      Register& place = *reinterpret_cast<Register*>(from);
+      // Negative numbers are those with the first bit set: -1 after the shift, else 0.
+      const Integers bits = reinterpret_cast<Integers>(level + (place - offset));
+      const Integers negative = bits >> (8 * sizeof(T) - 1);
+      const Register p = reinterpret_cast<Register>(bits & ~negative);
+      total[way] += p;
+      outside[way] -= negative;
+      if (write) square[way] += p * p;
+      if (write) place = p;
+    };
+    int64_t c = start;
+    for (; c + WAYS * LANES <= end; c += WAYS * LANES) {
+#pragma GCC unroll 4
+      for (int64_t way = 0; way < WAYS; ++way) add(s + c + way * LANES, way);
+    }
+    for (; c + LANES <= end; c += LANES) add(s + c, 0);
+    out.support += c - start;
+    for (; c < end; ++c) {
+      const T u = level + (s[c] - offset), p = u > 0 ? u : 0;
+      out.total += p;
+      out.curve += p * p;
+      out.support += u >= 0;
+      if (write) s[c] = p;
+    }
+    out.total += sum_of<T>((total[0] + total[1]) + (total[2] + total[3]));
+    out.curve += sum_of<T>((square[0] + square[1]) + (square[2] + square[3]));
+    out.support -= sum_of<Integer>((outside[0] + outside[1]) + (outside[2] + outside[3]));
+  }
+  out.slope = static_cast<double>(out.support);
+  return out;
 }
 
 // What the search and the end of a row share: alpha, and what follows from it.
@@ -101,25 +155,22 @@ struct Entmax {
   bool smooth() const { return K == Kind::half || K == Kind::log_power || (K == Kind::power && beta <= 0.5); }
 
   // The sums at a level over n scores s - offset. The difference is taken in T, where that of two nearby numbers is
-  // exact; U is the precision of the sums within a piece of 256 classes. Pieces are added up in double: a float that
-  // has summed a million terms would lose the small ones. `every` takes one class in so many; see `sampled`.
+  // exact; U is the precision of the sums within a piece of the classes. Pieces are added up in double: a float that
+  // has summed a million terms would lose the small ones.
   template <typename U, typename T>
-  Sums sums(const T* s, int64_t n, T offset, double level, int64_t every = 1) const {
+  Sums sums(const T* s, int64_t n, T offset, double level) const {
+    if constexpr (K == Kind::sparsemax && std::is_same_v<T, U>) {
+      return linear_sums<false>(const_cast<T*>(s), n, offset, static_cast<T>(level));  // which only reads
+    }
     Sums out;
     const Power<K, U> power(level, beta);
-    T sample[PIECE];
-    for (int64_t start = 0; start < n; start += PIECE * every) {
-      const int64_t count = std::min(PIECE, sampled(n - start, every));
-      const T* from = s + start;
-      if (every > 1) {
-        for (int64_t k = 0; k < count; k += RUN) std::copy_n(from + k * every, std::min(RUN, count - k), sample + k);
-        from = sample;
-      }
+    for (int64_t start = 0; start < n; start += PIECE) {
+      const int64_t end = std::min(n, start + PIECE);
       U total = 0, slope = 0, curve = 0;
       int32_t inside = 0;
 #pragma omp simd reduction(+ : total, slope, curve, inside)
-      for (int64_t c = 0; c < count; ++c) {
-        const U d = static_cast<U>(from[c] - offset), u = power.base(d);
+      for (int64_t c = start; c < end; ++c) {
+        const U d = static_cast<U>(s[c] - offset), u = power.base(d);
         U p, a, b;
         power.terms(d, u, p, a, b);
         total += p;
@@ -136,17 +187,15 @@ struct Entmax {
   }
 
   // Steps from a level until one is below tolerance x unit(level). With few classes left they end early, at `enough` of
-  // them, because these are then gathered and searched on their own.
+  // them, because these are then gathered and searched on their own. The p are to sum to `mass`.
   template <typename U, typename T>
   double descend(const T* s, int64_t n, T offset, double level, double tolerance, int64_t enough = 0,
-                 int64_t* support = nullptr, int64_t every = 1, int most = MOST_STEPS) const {
-    // A sample of the classes should sum to its share of them.
-    const double mass = static_cast<double>(sampled(n, every)) / n;
+                 int64_t* support = nullptr, double mass = 1, int most = MOST_STEPS) const {
     for (int k = 0; k < most; ++k) {
-      const Sums f = sums<U>(s, n, offset, level, every);
+      const Sums f = sums<U>(s, n, offset, level);
       if (support) *support = f.support;
       if (!(f.slope > 0 && f.total > 0)) return level;  // a sample without a class of the support
-      // Far from the solution Newton's step is the safe one; and where classes are gathered after it, it must end above.
+      // Far from the solution Newton's step is the safe one; where classes are gathered after it, it must end above.
       const bool near = std::abs(f.total - mass) < 0.5 * mass;
       const double decrease = step(f, mass, near && smooth() && f.support > enough);
       level -= decrease;
@@ -155,15 +204,21 @@ struct Entmax {
     return level;
   }
 
-  // A level to start from, found on one class in 16 and then improved on one in 4: a general power over all classes
-  // costs as much as everything else, and samples save one or two of these passes. A sample may miss the support or be
-  // far off, so that the result is kept within what a level can be.
+  // A level to start from, found on one class in 16 and then improved on one in 4, which saves one or two passes over
+  // all classes. A sample may miss the support or be far off, so that the result is kept within what a level can be.
   template <typename T>
-  double sampled_start(const Row<T>& row, T top, double level) const {
-    const auto kept = [&](double l) { return std::min(highest(), std::max(lowest(row.classes), l)); };
-    level = kept(descend<T>(row.scores, row.classes, top, level, 0.02, 0, nullptr, 16));
-    if (K == Kind::sparsemax || K == Kind::half) return level;  // without a power, all classes cost as much as a sample
-    return kept(descend<T>(row.scores, row.classes, top, level, 0.02, 0, nullptr, 4, 1));
+  double sampled_start(Row<T>& row, T top, double level) const {
+    const auto on_sample = [&](int64_t every, int most) {
+      row.take_sample(every);
+      const auto size = static_cast<int64_t>(row.sample.size());
+      // A sample of the classes should sum to its share of them.
+      const double mass = static_cast<double>(size) / row.classes;
+      level = descend<T>(row.sample.data(), size, top, level, 0.1, 0, nullptr, mass, most);
+      level = std::min(highest(), std::max(lowest(row.classes), level));
+    };
+    on_sample(16, MOST_STEPS);
+    if (K != Kind::half) on_sample(4, 1);  // at alpha = 1.5 Halley's steps need no better start
+    return level;
   }
 
   // A level above the solution from the maxima of the groups alone. Leaving classes out can only raise the level.
@@ -205,9 +260,13 @@ struct Entmax {
     if (!few) {
       int64_t support = row.classes;
       const double start = sampled_start(row, top, level);
-      level = descend<T>(row.scores, row.classes, top, start, tolerance<T>(), most, &support);
+      // One step ends above the solution; `write_linear` takes the others.
+      const int steps = K == Kind::sparsemax ? 1 : MOST_STEPS;
+      level = descend<T>(row.scores, row.classes, top, start, tolerance<T>(), most, &support, 1, steps);
       few = support <= most;
       if (few) row.gather(top, cut_at(level));
+      // The support of a level that was too low had too few classes.
+      if (K == Kind::sparsemax && few) few = static_cast<int64_t>(row.found.size()) <= most;
     }
     if (!few) return level;
     // In double: p - t keeps its digits where the prediction is nearly perfect.
@@ -226,21 +285,28 @@ struct Entmax {
 
   // Sums over a row at its level, and the gradient coefficient (total p - t) in place of the scores. Returns sum u p.
   template <typename T>
-  double finish(const Batch<T>& b, int64_t r, Row<T>& row, double level, bool few, double* slope) const {
+  double finish(const Batch<T>& b, int64_t r, Row<T>& row, double& level, bool few, double* slope) const {
     const double factor = b.coefficient ? b.coefficient[r] : 0, total = b.total[r];
     double moment = 0, slopes = 0;
     b.count[r] = 0;
     b.scale[r] = static_cast<T>(factor * total);
     if (few) {
       const Power<K, double> power(level, beta);
-      row.values.resize(row.found.size());
-      for (size_t k = 0; k < row.found.size(); ++k) {
-        const double d = row.found[k], u = power.base(d);
+      const auto size = static_cast<int64_t>(row.found.size());
+      row.values.resize(size);
+      const T* const found = row.found.data();
+      double* const values = row.values.data();
+#pragma omp simd reduction(+ : moment)
+      for (int64_t k = 0; k < size; ++k) {
+        const double d = found[k], u = power.base(d);
         double p, a, c;
         power.terms(d, u, p, a, c);
-        row.values[k] = p;
-        moment += p > 0 ? u * p : 0;
-        if (slope) slopes += slope_term(d, level);
+        values[k] = p;
+        moment += u * p;  // every d is finite here, and p = 0 outside of the support
+      }
+      if (slope) {
+#pragma omp simd reduction(+ : slopes)
+        for (int64_t k = 0; k < size; ++k) slopes += slope_term(found[k], level);
       }
     } else {
       moment = write_probabilities(b.maximum[r], row, level, slope ? &slopes : nullptr);
@@ -267,9 +333,33 @@ struct Entmax {
     return moment;
   }
 
-  // Probabilities in place of the scores of a whole row; returns sum u p.
+  // The same for alpha = 2, with the last steps of the search, from a level above the solution: lowering the level by
+  // some amount lowers every p > 0 by it, so that the scores are not needed any more.
   template <typename T>
-  double write_probabilities(T top, Row<T>& row, double level, double* slopes) const {
+  double write_linear(T top, Row<T>& row, double& level, double* slopes) const {
+    T* const s = row.scores;
+    Sums f = linear_sums<true>(s, row.classes, top, static_cast<T>(level));
+    for (int k = 0; k < MOST_STEPS; ++k) {
+      const int64_t support = f.support;
+      const double decrease = step(f, 1, false);
+      if (!(decrease > tolerance<T>() * level)) break;
+      level -= decrease;
+      f = linear_sums<true>(s, row.classes, T(0), static_cast<T>(-decrease));
+      if (f.support == support) break;  // no class has left: the step was exact
+    }
+    if (slopes) {
+      double slope = 0;
+#pragma omp simd reduction(+ : slope)
+      for (int64_t c = 0; c < row.classes; ++c) slope += slope_term(static_cast<double>(s[c]) - level, level);
+      *slopes += slope;
+    }
+    return f.curve;
+  }
+
+  // Probabilities in place of the scores of a whole row; returns sum u p. The level may become more exact.
+  template <typename T>
+  double write_probabilities(T top, Row<T>& row, double& level, double* slopes) const {
+    if constexpr (K == Kind::sparsemax) return write_linear(top, row, level, slopes);
     T* const s = row.scores;
     const Power<K, T> power(level, beta);
     double moment = 0;
@@ -353,9 +443,10 @@ void all_sums(T* scores, int64_t n, int64_t stride, int64_t classes, const int64
   by_kind(alpha, [&](const auto& entmax) {
     for_rows(scores, n, stride, classes, threads, [&](int64_t r, Row<T>& row) {
       const bool few = count[r] >= 0;
+      if (!few) row.take_sample(every);
       const Sums f = few ? entmax.template sums<double>(row.scores, count[r], top[r], level[r])
-                         : entmax.template sums<T>(row.scores, classes, top[r], level[r], every);
-      const double stands_for = few ? 1 : static_cast<double>(classes) / sampled(classes, every);
+                         : entmax.template sums<T>(row.sample.data(), row.sample.size(), top[r], level[r]);
+      const double stands_for = few ? 1 : static_cast<double>(classes) / row.sample.size();
       total[r] = stands_for * f.total;
       slope[r] = stands_for * f.slope;
     });
@@ -374,7 +465,8 @@ void all_gradients(const Batch<T>& b, double alpha, const double* level, double*
         row.found.resize(b.count[r]);
         for (int64_t k = 0; k < b.count[r]; ++k) row.found[k] = row.scores[k] - b.maximum[r];
       }
-      b.value[r] = entmax.finish(b, r, row, level[r], few, slope);
+      double same = level[r];  // no further step: this rank's part of a row sums to less than 1
+      b.value[r] = entmax.finish(b, r, row, same, few, slope);
     });
   });
 }
@@ -383,22 +475,22 @@ void all_gradients(const Batch<T>& b, double alpha, const double* level, double*
 
 // C functions for ctypes, one per precision. Their arguments are those that level_search.py and native.py pass.
 #define EXPORT(T, SUFFIX)                                                                                              \
-  NATIVE void entmax_rows_##SUFFIX(BATCH_ARGUMENTS(T), const double* alpha, double* level, double* slope,     \
-                                           int threads) {                                                             \
-    all_rows<T>(BATCH(T), *alpha, level, slope, threads);                                                             \
+  NATIVE void entmax_rows_##SUFFIX(BATCH_ARGUMENTS(T), const double* alpha, double* level, double* slope,              \
+                                   int threads) {                                                                      \
+    all_rows<T>(BATCH(T), *alpha, level, slope, threads);                                                              \
   }                                                                                                                    \
-  NATIVE void entmax_gradients_##SUFFIX(BATCH_ARGUMENTS(T), const double* alpha, const double* level,         \
-                                                double* slope, int threads) {                                         \
-    all_gradients<T>(BATCH(T), *alpha, level, slope, threads);                                                        \
+  NATIVE void entmax_gradients_##SUFFIX(BATCH_ARGUMENTS(T), const double* alpha, const double* level, double* slope,   \
+                                        int threads) {                                                                 \
+    all_gradients<T>(BATCH(T), *alpha, level, slope, threads);                                                         \
   }                                                                                                                    \
-  NATIVE void entmax_bounds_##SUFFIX(T* scores, int64_t n, int64_t stride, int64_t classes, const T* tops,    \
-                                             T* top, double* level, const double* alpha, int threads) {               \
-    all_bounds<T>(scores, n, stride, classes, tops, top, level, *alpha, threads);                                           \
+  NATIVE void entmax_bounds_##SUFFIX(T* scores, int64_t n, int64_t stride, int64_t classes, const T* tops, T* top,     \
+                                     double* level, const double* alpha, int threads) {                                \
+    all_bounds<T>(scores, n, stride, classes, tops, top, level, *alpha, threads);                                      \
   }                                                                                                                    \
-  NATIVE void entmax_sums_##SUFFIX(T* scores, int64_t n, int64_t stride, int64_t classes,                     \
-                                           const int64_t* count, const T* top, const double* level, double* total,    \
-                                           double* slope, const double* alpha, int64_t every, int threads) {          \
-    all_sums<T>(scores, n, stride, classes, count, top, level, total, slope, *alpha, every, threads);                 \
+  NATIVE void entmax_sums_##SUFFIX(T* scores, int64_t n, int64_t stride, int64_t classes, const int64_t* count,        \
+                                   const T* top, const double* level, double* total, double* slope,                    \
+                                   const double* alpha, int64_t every, int threads) {                                  \
+    all_sums<T>(scores, n, stride, classes, count, top, level, total, slope, *alpha, every, threads);                  \
   }
 
 EXPORT(float, float32)

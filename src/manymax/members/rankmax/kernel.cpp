@@ -12,10 +12,10 @@ namespace {
 
 constexpr int64_t PASSES = 32;  // positives of a row; for more, a search for the place of each score costs less
 
-// How many of the sorted cuts are strictly below each score s - lowest of a piece. The difference is taken in double: in
-// float it would lose the digits of high scores where the lowest positive is far below them. The cuts are filled up with +inf to
-// one less than a power of two, so that all scores take the same number of steps: no branch depends on a score, which
-// no processor could predict, and the loop over the scores is vectorised.
+// How many of the sorted cuts are strictly below each score s - lowest of a piece. The difference is taken in double:
+// in float it would lose the digits of high scores where the lowest positive is far below them. The cuts are filled up
+// with +inf to one less than a power of two, so that all scores take the same number of steps: no branch depends on a
+// score, which no processor could predict, and the loop over the scores is vectorised.
 template <typename T>
 void search(const std::vector<double>& cuts, const T* s, double lowest, int64_t n, int32_t* place) {
   std::fill(place, place + n, 0);
@@ -69,10 +69,11 @@ void gather_scores(Row<T>& row, T lowest) {
 
 // The sums over a whole row, one vectorised pass for each positive. Pieces outside, positives inside: a piece is read
 // from memory once and stays in the nearest cache. Within a piece sums are in T, which is fast; over the pieces in
-// double, because many terms would be lost in T. (gcc vectorises the loop of the function, but not that of a copy that it
-// has made for one positive: six times as slow.)
+// double, because many terms would be lost in T. (gcc vectorises the loop of the function, but not that of a copy that
+// it has made for one positive: six times as slow.)
 template <typename T>
-__attribute__((noinline, noclone)) void sums_by_passes(const T* s, int64_t classes, const T* labels, int64_t n, Cuts& c) {
+__attribute__((noinline, noclone)) void sums_by_passes(const T* s, int64_t classes, const T* labels, int64_t n,
+                                                       Cuts& c) {
   c.clear(n);
   for (int64_t start = 0; start < classes; start += PIECE) {
     const int64_t end = std::min(classes, start + PIECE);
@@ -296,21 +297,21 @@ void rank_gradients(const Batch<T>& b, const T* labels, const double* shares, co
 
 // C functions for ctypes, one per precision; arguments as engine/native.py and kernel.py pass them.
 #define EXPORT(T, SUFFIX)                                                                                              \
-  NATIVE void rankmax_rows_##SUFFIX(BATCH_ARGUMENTS(T), const T* labels, int threads) {                       \
-    const Batch<T> b = BATCH(T);                                                                                      \
-    for_rows(scores, n, stride, classes, threads, [&](int64_t r, Row<T>& row) {                                       \
-      static thread_local Cuts cuts;  /* keeps its memory from row to row */                                          \
-      rankmax_row(b, labels + r * positives, r, row, cuts);                                                           \
+  NATIVE void rankmax_rows_##SUFFIX(BATCH_ARGUMENTS(T), const T* labels, int threads) {                                \
+    const Batch<T> b = BATCH(T);                                                                                       \
+    for_rows(scores, n, stride, classes, threads, [&](int64_t r, Row<T>& row) {                                        \
+      static thread_local Cuts cuts;  /* keeps its memory from row to row */                                           \
+      rankmax_row(b, labels + r * positives, r, row, cuts);                                                            \
     });                                                                                                                \
   }                                                                                                                    \
-  NATIVE void rankmax_sums_##SUFFIX(T* scores, int64_t n, int64_t stride, int64_t classes,                    \
-                                            const int64_t* count, const T* labels, int64_t positives, double* out,    \
-                                            int threads) {                                                            \
-    rank_sums(scores, n, stride, classes, count, labels, positives, out, threads);                                    \
+  NATIVE void rankmax_sums_##SUFFIX(T* scores, int64_t n, int64_t stride, int64_t classes,                             \
+                                            const int64_t* count, const T* labels, int64_t positives, double* out,     \
+                                            int threads) {                                                             \
+    rank_sums(scores, n, stride, classes, count, labels, positives, out, threads);                                     \
   }                                                                                                                    \
-  NATIVE void rankmax_gradients_##SUFFIX(BATCH_ARGUMENTS(T), const T* labels, const double* shares,           \
-                                                 const double* sizes, int threads) {                                  \
-    rank_gradients(BATCH(T), labels, shares, sizes, threads);                                                         \
+  NATIVE void rankmax_gradients_##SUFFIX(BATCH_ARGUMENTS(T), const T* labels, const double* shares,                    \
+                                                 const double* sizes, int threads) {                                   \
+    rank_gradients(BATCH(T), labels, shares, sizes, threads);                                                          \
   }
 
 EXPORT(float, float32)

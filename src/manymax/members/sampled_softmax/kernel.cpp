@@ -1,21 +1,12 @@
-// Sampled softmax of rows that share their negatives: losses, and the gradient in place of the scores. kernel.py has the
-// same in torch, where it takes six passes over the scores.
+// Sampled softmax of rows that share their negatives: losses, and the gradient in place of the scores. kernel.py has
+// the same in torch, where it takes six passes over the scores.
 //
 // The logit of a negative is s_j - log q_j - shift; all logits are taken relative to the score of the positive, which
 // costs no digits where scores have a large offset in common.
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <limits>
-
-#include "export.h"
-#include "vector_math.h"
+#include "rows.h"
 
 namespace {
-
-// Negatives that are summed in the precision of the scores before the sum is added to a double.
-constexpr int64_t PIECE = 256;
 
 // The logits of a row in place of its scores; returns the largest, or nan if a score is nan or +inf.
 template <typename T>
@@ -40,24 +31,6 @@ T logits(T* s, int64_t k, T offset, const T* log_q) {
     }
   }
   return bad ? std::numeric_limits<T>::quiet_NaN() : top;
-}
-
-// The exponentials of a row relative to `top`, in place; returns their sum.
-template <typename T>
-double exponentials(T* s, int64_t k, T top) {
-  double sum = 0;
-  for (int64_t start = 0; start < k; start += PIECE) {
-    const int64_t end = std::min(k, start + PIECE);
-    T part = 0;
-#pragma omp simd reduction(+ : part)
-    for (int64_t j = start; j < end; ++j) {
-      const T e = exp_of(s[j] - top);
-      part += e;
-      s[j] = e;
-    }
-    sum += part;
-  }
-  return sum;
 }
 
 // loss = log(exp(c_y) + sum_j exp(c_j)) - c_y. Row r of the gradient is scale[r] times what the scores are replaced by.

@@ -5,29 +5,11 @@
 // gradient put on queries and results: these have d numbers per row where the table has C.
 
 #include "rows.h"
-#include "vector_math.h"
 
 namespace {
 
-// The exponentials of a row relative to its maximum, in place; returns their sum Z.
-template <typename T>
-double exponentials(T* s, int64_t n, T top) {
-  double sum = 0;
-  for (int64_t start = 0; start < n; start += PIECE) {
-    const int64_t end = std::min(n, start + PIECE);
-    T part = 0;
-#pragma omp simd reduction(+ : part)
-    for (int64_t c = start; c < end; ++c) {
-      const T e = exp_of(s[c] - top);
-      part += e;
-      s[c] = e;
-    }
-    sum += part;
-  }
-  return sum;
-}
-
-// The maximum, Omega*(s) - max s = log Z, and the gradient coefficient (total p - t) as scale (e^(s - max s) - t Z / total).
+// The maximum, Omega*(s) - max s = log Z, and the gradient coefficient (total p - t) as
+// scale (e^(s - max s) - t Z / total).
 template <typename T>
 void softmax_row(const Batch<T>& b, int64_t r, Row<T>& row) {
   const T top = b.maximum[r] = row.scan(b.tops, r);
@@ -60,14 +42,14 @@ void part_of_row(int64_t r, Row<T>& row, const T* tops, T* top, double* sum) {
 
 // C functions for ctypes, one per precision; arguments as engine/native.py passes them.
 #define EXPORT(T, SUFFIX)                                                                                              \
-  NATIVE void softmax_rows_##SUFFIX(BATCH_ARGUMENTS(T), int threads) {                                        \
-    const Batch<T> b = BATCH(T);                                                                                      \
-    for_rows(scores, n, stride, classes, threads, [&](int64_t r, Row<T>& row) { softmax_row(b, r, row); });           \
+  NATIVE void softmax_rows_##SUFFIX(BATCH_ARGUMENTS(T), int threads) {                                                 \
+    const Batch<T> b = BATCH(T);                                                                                       \
+    for_rows(scores, n, stride, classes, threads, [&](int64_t r, Row<T>& row) { softmax_row(b, r, row); });            \
   }                                                                                                                    \
-  NATIVE void softmax_parts_##SUFFIX(T* scores, int64_t n, int64_t stride, int64_t classes, const T* tops, T* top,    \
-                                     double* sum, int threads) {                                                      \
-    for_rows(scores, n, stride, classes, threads, [&](int64_t r, Row<T>& row) {                                       \
-      part_of_row(r, row, tops, top, sum);                                                                            \
+  NATIVE void softmax_parts_##SUFFIX(T* scores, int64_t n, int64_t stride, int64_t classes, const T* tops, T* top,     \
+                                     double* sum, int threads) {                                                       \
+    for_rows(scores, n, stride, classes, threads, [&](int64_t r, Row<T>& row) {                                        \
+      part_of_row(r, row, tops, top, sum);                                                                             \
     });                                                                                                                \
   }
 
