@@ -1,6 +1,6 @@
 """manymax: losses of the softmax family, for models that choose among very many classes."""
 
-from manymax import optim, samplers
+from manymax import metrics, optim, samplers
 from manymax.advisor import advise
 from manymax.engine.fenchel_young import FenchelYoung
 from manymax.engine.target import Target
@@ -107,6 +107,7 @@ __all__ = [
     "linear_sparsemax_loss",
     "linear_taylor_softmax_loss",
     "linear_topk",
+    "metrics",
     "nce_loss",
     "optim",
     "rankmax",

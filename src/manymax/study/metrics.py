@@ -1,10 +1,7 @@
-"""Metrics of ranked lists, one value per user; `METRICS` is the table of them.
+"""The table `METRICS` of what a study measures of ranked lists, one value per user.
 
-    y_i       1 if the item at rank i is relevant, i = 1 .. cutoff
-    |T|       the number of relevant items of the user
-    w_i       1 / log2(i + 1), the discount of rank i
-
-Users without a relevant item are not evaluated, so |T| >= 1.
+Those that look at the hits of a list are defined in `manymax.metrics.hits`. Users without a relevant item are not
+evaluated, so that |T| >= 1 there.
 """
 
 from __future__ import annotations
@@ -16,66 +13,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from manymax.metrics.hits import (
+    dcg,
+    hit_rate,
+    mean_average_precision,
+    ndcg,
+    precision,
+    recall,
+    reciprocal_rank,
+    topk_error,
+)
 from manymax.ops.discounts import discounts
 from manymax.table import Table
-
-
-def dcg(hits: Tensor, relevant: Tensor) -> Tensor:
-    """sum_i y_i w_i.
-
-    Args:
-        hits: (B, cutoff) bool, y.
-        relevant: (B,) |T|.
-
-    Returns:
-        (B,) float64, as all metrics here.
-
-    >>> dcg(torch.tensor([[False, True]]), torch.tensor([1]))
-    tensor([0.6309], dtype=torch.float64)
-    """
-    return hits.double() @ discounts(hits.shape[1])
-
-
-def ndcg(hits: Tensor, relevant: Tensor) -> Tensor:
-    """DCG / (w_1 + ... + w_m) with m = min(|T|, cutoff): DCG divided by its largest possible value.
-
-    >>> ndcg(torch.tensor([[False, True]]), torch.tensor([5]))
-    tensor([0.3869], dtype=torch.float64)
-    """
-    cutoff = hits.shape[1]
-    return dcg(hits, relevant) / discounts(cutoff).cumsum(0)[relevant.clamp(1, cutoff) - 1]
-
-
-def precision(hits: Tensor, relevant: Tensor) -> Tensor:
-    """sum_i y_i / cutoff, also if fewer than `cutoff` items could be listed."""
-    return hits.double().mean(1)
-
-
-def recall(hits: Tensor, relevant: Tensor) -> Tensor:
-    """sum_i y_i / |T|; it cannot reach 1 if |T| > cutoff."""
-    return hits.sum(1).double() / relevant
-
-
-def hit_rate(hits: Tensor, relevant: Tensor) -> Tensor:
-    """1 if at least one y_i is 1, else 0."""
-    return hits.any(1).double()
-
-
-def topk_error(hits: Tensor, relevant: Tensor) -> Tensor:
-    """1 - recall, the share of relevant items that are not listed; with one relevant item, 1 if it is not listed."""
-    return 1 - recall(hits, relevant)
-
-
-def mrr(hits: Tensor, relevant: Tensor) -> Tensor:
-    """1 / rank of the first hit; 0 if there is none."""
-    ranks = torch.arange(1, hits.shape[1] + 1, dtype=torch.float64)
-    return (hits.double() / ranks).amax(1)
-
-
-def mean_average_precision(hits: Tensor, relevant: Tensor) -> Tensor:
-    """sum_i y_i (y_1 + ... + y_i) / i, divided by |T|, as trec_eval does, and not by min(|T|, cutoff)."""
-    ranks = torch.arange(1, hits.shape[1] + 1, dtype=torch.float64)
-    return (hits * hits.cumsum(1) / ranks).sum(1) / relevant
 
 
 def regret(gains: Tensor, best: Tensor) -> Tensor:
@@ -135,7 +84,7 @@ METRICS: Table[Metric] = Table(
     Metric("recall", "Recall", recall, "sum_i y_i / |T|", short="R"),
     Metric("dcg", "DCG", dcg, "sum_i y_i w_i, w_i = 1 / log2(i + 1)"),
     Metric("hit_rate", "HR", hit_rate, "1 if at least one y_i is 1, else 0", aliases=("hr",)),
-    Metric("mrr", "MRR", mrr, "1 / rank of the first hit"),
+    Metric("mrr", "MRR", reciprocal_rank, "1 / rank of the first hit"),
     Metric("map", "MAP", mean_average_precision, "sum_i y_i (y_1 + ... + y_i) / i / |T|"),
     Metric("topk_error", "Top-k error", topk_error, "1 - sum_i y_i / |T|", higher_is_better=False),
     Metric("coverage", "Coverage", coverage, "share of the items in at least one user's list", of="lists"),
