@@ -214,6 +214,8 @@ def test_masked_classes_are_not_listed_and_half_precision_is_widened() -> None:
     assert metrics.mrr(scores, torch.tensor([2])) == 0
     target_prob = torch.tensor([0.0, 1.0], dtype=torch.bfloat16)
     assert metrics.eps_perplexity(target_prob, 50_000, 1e-6).item() == pytest.approx(1.05e3, rel=1e-4)
+    probs, target = torch.full((1, 300), 1 / 300, dtype=torch.bfloat16), torch.arange(300).unsqueeze(0) < 77
+    assert metrics.target_probability(probs, target).item() == pytest.approx(probs.double()[target].sum().item(), 1e-6)
 
 
 IDS, SCORES, PROBS = torch.tensor([[0, 1], [1, 0]]), torch.rand(2, 3), torch.full((2, 4), 0.25)

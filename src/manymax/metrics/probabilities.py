@@ -177,7 +177,7 @@ def eps_perplexity(target_prob: Tensor, num_classes: int | Tensor, eps: float = 
         >>> manymax.metrics.eps_perplexity(target_prob, num_classes=1000, eps=0)
         tensor(inf)
         >>> manymax.metrics.eps_perplexity(target_prob, num_classes=1000, eps=1e-4)
-        tensor(47.3823)
+        tensor(47.3881)
     """
     target_prob = _read_rows("target_prob", target_prob)
     if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < math.inf:

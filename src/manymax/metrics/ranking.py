@@ -112,7 +112,7 @@ def propensities(counts: Tensor, num_rows: int, a: float = 0.55, b: float = 1.5)
     Example:
         >>> import torch, manymax
         >>> manymax.metrics.propensities(torch.tensor([0, 10, 1000]), num_rows=2000)
-        tensor([0.1027, 0.2670, 0.8061], dtype=torch.float64)
+        tensor([0.1026, 0.2596, 0.8036], dtype=torch.float64)
 
     References:
         Jain, Prabhu and Varma, "Extreme multi-label loss functions for recommendation, tagging, ranking and other
