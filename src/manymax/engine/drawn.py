@@ -131,6 +131,7 @@ def _draw(call: HeadCall, pairs: PositivePairs, draws: DrawSettings) -> Draw:
             "linear_bias": None if call.bias is None else call.bias.detach(),
             "scores": _local_scores(call, pairs.rows),
         }
+    model |= {"batch_rows": pairs.rows} if draws.sampler.takes_batch_rows else {}
     draw: Draw = draws.sampler(
         draws.num_negatives,
         target=pairs.classes,

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from manymax.errors import ArgumentError, ArgumentTypeError, ManymaxError
-from manymax.ops.checks import visible
+from manymax.errors import ArgumentError, ManymaxError
+from manymax.samplers.checks import (
+    batch_shape,
+    check_class_bias,
+    check_class_vectors,
+    check_ids,
+    check_positive_integer,
+    check_row_ids,
+    check_support,
+)
 from manymax.settings import Setting
 
 
@@ -82,6 +89,7 @@ class Request:
     device: torch.device
     dtype: torch.dtype
     owner: Tensor | None = None
+    batch_rows: Tensor | None = None
 
     @property
     def count(self) -> int:
@@ -127,10 +135,24 @@ class Sampler(ExactBuffers):
 
     `note` says what `log_q` is, or why there is none. Everything that a sampler learns is in its buffers, so that it is
     saved and moved with the model.
+
+    A sampler of your own defines `draw` and `log_prob_of`. A head calls it with one row for each positive: rows of the
+    batch without a positive (`ignore_index`) are left out, and one with several comes several times. A sampler that
+    knows something about each row of the batch, such as the history of its user, finds the entry of each row of a call
+    by `request.batch_rows`: `self.history[request.batch_rows]`.
+
+    `takes_batch_rows` says whether heads may call it with `batch_rows`. It is False for a class that defines `forward`
+    itself and does not say otherwise, because such a `forward` may have been written before there was this argument.
     """
 
     note: str
+    takes_batch_rows: ClassVar[bool] = True
     __call__: Callable[..., Draw]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "forward" in cls.__dict__ and "takes_batch_rows" not in cls.__dict__:
+            cls.takes_batch_rows = False
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
@@ -152,6 +174,7 @@ class Sampler(ExactBuffers):
         batch: int | Sequence[int] | None = None,
         target: Tensor | None = None,
         owner: Tensor | None = None,
+        batch_rows: Tensor | None = None,
         input: Tensor | None = None,
         linear_weight: Tensor | None = None,
         linear_bias: Tensor | None = None,
@@ -168,6 +191,9 @@ class Sampler(ExactBuffers):
             target: (N,) or (N, P) ids of the positives.
             owner: (N,) the query of each row, where one query has several rows: its positives are no negatives of its
                 other rows (used by in_batch).
+            batch_rows: (N,) which row of the head's batch each row is, where a head calls: rows without a positive are
+                left out, and one with several positives comes several times. A batch (B, T, ...) is flattened, so that
+                position t of sequence b is row b T + t; for a sampler of your own that keeps something about each row.
             input: (N, d) queries, for samplers whose q depends on the model.
             linear_weight: (C, d) class vectors, for the same samplers.
             linear_bias: (C,) class biases, for the same samplers.
@@ -181,22 +207,23 @@ class Sampler(ExactBuffers):
         """
         request = Request(
             num_negatives=None if num_negatives is None else check_positive_integer("num_negatives", num_negatives),
-            batch=_batch_shape(batch, target, input),
+            batch=batch_shape(batch, target, input),
             target=None if target is None else check_ids("target", target, self.num_classes),
             input=input,
-            linear_weight=_check_weight(linear_weight, input, self.num_classes),
-            linear_bias=_check_bias(linear_bias, self.num_classes),
+            linear_weight=check_class_vectors(linear_weight, input, self.num_classes),
+            linear_bias=check_class_bias(linear_bias, self.num_classes),
             scores=scores,
             shared=shared,
             generator=generator,
             device=self._device(target, input, generator),
             dtype=torch.get_default_dtype() if input is None else torch.promote_types(input.dtype, torch.float32),
-            owner=_check_owner(owner, target),
+            owner=check_row_ids("owner", owner, target),
+            batch_rows=check_row_ids("batch_rows", batch_rows, target),
         )
         if request.batch is not None and 0 in request.batch and not isinstance(self, FixedSampler):
             raise ArgumentError("`target` and `input` must have at least one row: the draws depend on them; got none.")
         draw = self.draw(request)
-        _check_support(draw.log_q_target)
+        check_support(draw.log_q_target)
         return draw
 
     @torch.no_grad()
@@ -301,91 +328,6 @@ class SamplerEntry:
     needs_scores: bool = False
     settings: tuple[Setting, ...] = ()
     examples: tuple[Mapping[str, Any], ...] = ({},)
-
-
-def check_positive_integer(argument: str, value: Any) -> int:
-    """`value`; raises unless it is an integer of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ArgumentTypeError(f"`{argument}` must be an integer >= 1; got {value!r}.")
-    if value < 1:
-        raise ArgumentError(f"`{argument}` must be an integer >= 1; got {value}.")
-    return value
-
-
-def check_number(argument: str, value: float, low: float, high: float = math.inf) -> float:
-    """`value`; raises unless it is a finite number with low <= value <= high."""
-    if not (low <= value <= high and math.isfinite(value)):  # every comparison with nan is false
-        raise ArgumentError(f"`{argument}` must be a number from {low} to {high}; got {value!r}.")
-    return value
-
-
-def check_ids(argument: str, ids: Tensor, num_classes: int) -> Tensor:
-    """`ids` as int64; raises unless they are a tensor of integers from 0 to num_classes - 1."""
-    if not isinstance(ids, Tensor) or ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:
-        raise ArgumentTypeError(
-            f"`{argument}` must be a tensor of integer ids; got {getattr(ids, 'dtype', type(ids))}."
-        )
-    if ids.numel() and visible(ids):
-        low, high = (int(bound) for bound in torch.aminmax(ids))
-        if low < 0 or high >= num_classes:
-            raise ArgumentError(
-                f"`{argument}` must hold ids from 0 to {num_classes - 1}; got {low if low < 0 else high}. "
-                "Drop ignored rows before drawing."
-            )
-    return ids.long()
-
-
-def _batch_shape(
-    batch: int | Sequence[int] | None, target: Tensor | None, input: Tensor | None
-) -> tuple[int, ...] | None:
-    """The batch shape that all given arguments agree on; None if none is given. Raises if they disagree."""
-    given = {"batch": None if batch is None else (batch,) if isinstance(batch, int) else tuple(batch)}
-    if target is not None:
-        if not isinstance(target, Tensor) or target.dim() not in (1, 2):
-            raise ArgumentError(f"`target` must be a tensor (N,) or (N, P); got {_shape(target)}.")
-        given["target"] = tuple(target.shape[:1])
-    if input is not None:
-        if not isinstance(input, Tensor) or input.dim() != 2 or not input.dtype.is_floating_point:
-            raise ArgumentError(f"`input` must be floating-point queries (N, d); got {_shape(input)}.")
-        given["input"] = tuple(input.shape[:1])
-    shapes = {name: shape for name, shape in given.items() if shape is not None}
-    if len(set(shapes.values())) > 1:
-        raise ArgumentError(f"`batch`, `target` and `input` must have the same rows; got {shapes}.")
-    return next(iter(shapes.values()), None)
-
-
-def _check_owner(owner: Tensor | None, target: Tensor | None) -> Tensor | None:
-    if owner is not None and (target is None or owner.shape != target.shape[:1] or owner.dtype != torch.int64):
-        rows = "no `target`" if target is None else f"a target of {target.shape[0]} rows"
-        raise ArgumentError(f"`owner` must be an int64 id for each row of `target`; got {_shape(owner)} for {rows}.")
-    return owner
-
-
-def _check_weight(weight: Tensor | None, input: Tensor | None, num_classes: int) -> Tensor | None:
-    dim = None if input is None else input.shape[1]
-    if weight is not None and (weight.dim() != 2 or len(weight) != num_classes or dim not in (None, weight.shape[1])):
-        expected = f"({num_classes}, {'d' if dim is None else dim})"
-        raise ArgumentError(f"`linear_weight` must be {expected}, one vector per class; got {_shape(weight)}.")
-    return weight
-
-
-def _check_bias(bias: Tensor | None, num_classes: int) -> Tensor | None:
-    if bias is not None and bias.shape != (num_classes,):
-        raise ArgumentError(f"`linear_bias` must be ({num_classes},), one number per class; got {_shape(bias)}.")
-    return bias
-
-
-def _shape(value: object) -> str:
-    return f"shape {tuple(value.shape)}, {value.dtype}" if isinstance(value, Tensor) else repr(value)
-
-
-def _check_support(log_q_target: Tensor | None) -> None:
-    if log_q_target is not None and visible(log_q_target) and torch.isneginf(log_q_target).any():
-        missing = int(torch.isneginf(log_q_target).sum())
-        raise ArgumentError(
-            f"`target` must have positive probability under q; got {missing} positives with q = 0 (a zero count?). "
-            "Build the sampler with `smoothing` > 0, or drop those rows."
-        )
 
 
 def unknown_log_q(sampler: Sampler) -> ManymaxError:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from manymax.errors import ArgumentError
 from manymax.ops.checks import visible
-from manymax.samplers.base import check_number
+from manymax.samplers.checks import check_number
 from manymax.settings import Setting
 
 # The setting that all samplers with counts have.

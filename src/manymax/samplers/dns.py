@@ -12,8 +12,9 @@ from manymax.errors import ArgumentError
 from manymax.ops.checks import visible
 from manymax.ops.lookup import lookup
 from manymax.ops.row_blocks import row_blocks
-from manymax.samplers.base import Draw, Request, Sampler, SamplerEntry, check_positive_integer, unknown_log_q
+from manymax.samplers.base import Draw, Request, Sampler, SamplerEntry, unknown_log_q
 from manymax.samplers.candidates import POOL, at_positions, candidate_scores, check_pool, pool_shape, target_scores
+from manymax.samplers.checks import check_positive_integer
 
 
 class DNSSampler(Sampler):

@@ -13,7 +13,8 @@ from manymax.ops.categorical import draw_categorical
 from manymax.ops.checks import visible
 from manymax.ops.lookup import lookup
 from manymax.ops.row_blocks import row_blocks
-from manymax.samplers.base import Draw, Request, Sampler, SamplerEntry, check_positive_integer
+from manymax.samplers.base import Draw, Request, Sampler, SamplerEntry
+from manymax.samplers.checks import check_positive_integer
 from manymax.settings import Setting
 
 

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from manymax.ops.lookup import lookup
-from manymax.samplers.base import ExactBuffers, check_ids, check_number, check_positive_integer
+from manymax.samplers.base import ExactBuffers
+from manymax.samplers.checks import check_ids, check_number, check_positive_integer
 
 
 class StreamingFrequency(ExactBuffers):

@@ -10,16 +10,9 @@ from torch import Tensor
 
 from manymax.errors import ArgumentError, ArgumentTypeError
 from manymax.ops.categorical import draw_categorical
-from manymax.samplers.base import (
-    Draw,
-    FixedSampler,
-    Request,
-    Sampler,
-    SamplerEntry,
-    check_positive_integer,
-    unknown_log_q,
-)
+from manymax.samplers.base import Draw, FixedSampler, Request, Sampler, SamplerEntry, unknown_log_q
 from manymax.samplers.candidates import POOL, at_positions, candidate_scores, check_pool, pool_shape, target_scores
+from manymax.samplers.checks import check_positive_integer
 from manymax.samplers.uniform import UniformSampler
 
 

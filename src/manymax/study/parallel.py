@@ -251,7 +251,10 @@ class Team:
             target, self._start = self.ranks.gather_all(target)
             queries = self.ranks.gather_all(call["input"])[0] if needs_queries else None
         # Scores that the head has computed already are of this rank's rows only, so the sampler cannot use them.
-        return args, call | {"target": target, "owner": owner, "input": queries, "scores": None}
+        shared = {"target": target, "owner": owner, "input": queries, "scores": None}
+        if "batch_rows" in call:
+            shared["batch_rows"] = None  # the rows of all ranks are rows of several batches
+        return args, call | shared
 
     def _keep_own_rows(self, sampler: nn.Module, args: tuple[Any, ...], draw: Draw) -> Draw:
         """Forward hook of a sampler: keep the draws of this rank's rows."""
