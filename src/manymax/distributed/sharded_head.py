@@ -20,9 +20,10 @@ from manymax.distributed.collectives import ProcessRanks
 from manymax.distributed.sharding import make_shards, overlaps
 from manymax.engine.head import LinearHead
 from manymax.engine.linear import HeadCall, check_linear
-from manymax.engine.ranking import linear_topk, read_exclude
+from manymax.engine.exclude import read_listed_ids
+from manymax.engine.ranking import linear_topk
 from manymax.engine.ranks import Shards
-from manymax.engine.target import Target
+from manymax.engine.target import SoftTarget, Target
 from manymax.errors import ArgumentError, ArgumentTypeError
 from manymax.ops.checks import full_precision
 
@@ -103,28 +104,41 @@ class ShardedHead(nn.Module):
         """The class vectors of this rank, (classes of this rank, d)."""
         return self._vectors(None)[0]
 
-    def forward(self, input: Tensor, target: Tensor | Target, linear_weight: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        input: Tensor,
+        target: Tensor | Target | SoftTarget,
+        linear_weight: Tensor | None = None,
+        **per_call: Any,
+    ) -> Tensor:
         """The loss of queries (..., d), the same on every rank.
 
         Args:
             input: (..., d) queries, the same on every rank.
             target: as the head takes it, with ids among all classes, the same on every rank.
             linear_weight: (classes of this rank, d), to use instead of the head's own class vectors.
+            per_call: further keywords of the head's own call (`row_weight`, `exclude`, ...), the same on every rank.
 
         Returns:
             A scalar, or (...) for `reduction="none"`.
         """
         # All checks come before the first exchange of the computation: a rank that raises during it would leave the
         # others waiting. What only shows later (nan in the scores) is found in shared numbers, so that all ranks raise.
-        call = self.ranks.agree(lambda: self._read(input, target, linear_weight), _num_rows(input), self.span.device)
+        call = self.ranks.agree(lambda: self._read(input, target, linear_weight, per_call), _num_rows(input), self.span.device)
         # Autocast must not round the products of a loss to half precision, on one process or on many.
         with full_precision(input):
             return self.head.compute(call)
 
-    def _read(self, input: Tensor, target: Tensor | Target, linear_weight: Tensor | None) -> HeadCall:
+    def _read(
+        self,
+        input: Tensor,
+        target: Tensor | Target | SoftTarget,
+        linear_weight: Tensor | None,
+        per_call: Mapping[str, Any],
+    ) -> HeadCall:
         """Read and check the arguments of a call on this rank, without any exchange."""
         vectors, bias = self._vectors(linear_weight)
-        return self.head.read(input, vectors, bias, target, self.shards)
+        return self.head.read(input, vectors, bias, target, self.shards, **per_call)
 
     @torch.no_grad()
     def topk(
@@ -165,7 +179,7 @@ class ShardedHead(nn.Module):
             raise ArgumentError(
                 f"`k` must be an integer from 1 to the number of classes, {shards.num_classes}; got {k!r}."
             )
-        read_exclude(exclude, input, shards.num_classes)
+        read_listed_ids("exclude", exclude, input.shape[:-1], shards.num_classes)
         if exclude is not None:  # in the numbering of this rank; classes of other ranks become padding
             exclude = torch.where(shards.inside(exclude), exclude - shards.start, -100)
         own = min(k, shards.size)  # k may be larger than a shard: the rest is padded, because all ranks send one shape

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from manymax.engine.block_loop import run
 from manymax.engine.blocks import Block, BlockResult
-from manymax.engine.options import Keywords
+from manymax.engine.keywords import Keywords
 from manymax.engine.ranks import Ranks, Shards
 from manymax.engine.row_target import RowTarget
 from manymax.errors import ManymaxError

@@ -11,9 +11,11 @@ from torch import Tensor
 from manymax.engine import native
 from manymax.engine.blocks import Block, BlockResult
 from manymax.engine.gradients import Gradients
-from manymax.engine.options import PAD, Keywords
+from manymax.engine.keywords import Keywords
+from manymax.engine.options import PAD
 from manymax.engine.ranks import Shards
 from manymax.engine.row_target import RowTarget
+from manymax.engine.scoring import CLASSES, Scoring
 
 # Class vectors that are converted to float64 at a time: a float64 copy of all of them would be twice their size.
 FLOAT64_ROWS = 1 << 16
@@ -47,21 +49,34 @@ def run(
     num_classes, padded = linear_weight.shape[0], padded_length(linear_weight.shape[0])
     # Converted once for all blocks; half the size of the class vectors.
     matmul_vectors = linear_weight.bfloat16() if options.matmul == "bf16" else linear_weight
-    spread_of = (
-        None if target.class_weight is None else _weighted_score_sum(target.class_weight, linear_weight, linear_bias)
-    )
     # From the largest shard, not from this rank's own: a kernel exchanges sums for each block, so that ranks that cut
     # the rows differently would add up sums of different rows, or wait for each other for ever.
-    step = options.rows(padded_length(max(shards.sizes)))
+    tables = 1 if keywords.softcap is None else 2  # the scores, and what is kept for the slope of a soft cap
+    step = options.rows(tables * padded_length(max(shards.sizes)))
     # One buffer for all blocks: writing to memory for the first time costs about as much as the matmul.
     buffer = input.new_empty(min(step, input.shape[0]), padded)
     level = native.level_for(options, buffer)
     by_native = options.matmul == "float32" and native.multiplies(level, input, linear_weight)
+    scoring = Scoring.of(linear_weight, linear_bias, keywords.normalize, keywords.softcap, level)
+    spread_of = None if target.class_weight is None else _weighted_score_sum(target.class_weight, linear_weight, scoring)
+    # The slope of a soft cap is a function of the capped scores, which the kernel overwrites.
+    kept = torch.empty_like(buffer) if scoring.softcap is not None and target.coefficient is not None else None
 
-    def score(queries: Tensor, ids: Tensor | None, out: Tensor) -> Tensor | None:
+    def score(queries: Tensor, part: RowTarget, out: Tensor, capped: Tensor | None = None) -> Tensor | None:
         """Write the scores to `out`; returns the maxima of groups of classes, where they come with the scores."""
+        tops = multiply(queries, part.ids, out, capped)
+        if part.excluded is None:
+            return tops
+        row, column = (part.excluded >= 0).nonzero(as_tuple=True)
+        out[row, part.excluded[row, column]] = -torch.inf
+        return None  # a maximum may be gone
+
+    def multiply(queries: Tensor, ids: Tensor | None, out: Tensor, capped: Tensor | None) -> Tensor | None:
+        """The same for the scores of all classes."""
         if by_native and level is not None:
-            return native.block_scores(level, queries, linear_weight, linear_bias, out)
+            bias = linear_bias if scoring.plain else None
+            tops = native.block_scores(level, queries, linear_weight, bias, out)
+            return tops if scoring.plain else scoring.finish(out, capped)
         scores = out[:, :num_classes]
         if options.matmul == "bf16":
             scores.copy_(queries.bfloat16() @ matmul_vectors.T)
@@ -71,29 +86,32 @@ def run(
                 scores.scatter_(1, ids, (linear_weight[ids] @ queries.unsqueeze(2)).squeeze(2))
         else:
             torch.mm(queries, linear_weight.T, out=scores)
-        if linear_bias is not None:
-            scores += linear_bias  # -inf masks a class
         # Written for every block, because the kernel overwrote the padding of the last one.
         out[:, num_classes:] = -torch.inf
+        if not scoring.plain:
+            return scoring.finish(out, capped)
+        if linear_bias is not None:
+            scores += linear_bias  # -inf masks a class
         return None
 
     # The budget of sparse entries is the size of the buffer: entries may take about as much memory as scores do.
-    gradients = Gradients(input, linear_weight, matmul_vectors, wants, options.sparse_grad, buffer.numel(), level)
+    gradients = Gradients(input, linear_weight, matmul_vectors, wants, options.sparse_grad, buffer.numel(), scoring, level)
     # In float64: one number that sums terms of both signs over all rows and classes.
     losses, grad_setting = [], input.new_zeros((), dtype=torch.float64)
     for start in range(0, input.shape[0], step):
         queries = input[start : start + step]  # a view; the last block may be shorter
-        spread = None if spread_of is None else spread_of(queries)
         part = target[start : start + step]
         scores = buffer[: len(queries)]
-        tops = score(queries, part.ids, scores)
-        rescore = partial(_rescore, score, queries, part.ids, padded)
+        capped = None if kept is None else kept[: len(queries)]
+        tops = score(queries, part, scores, capped)
+        spread = None if spread_of is None else spread_of(queries, scores)
+        rescore = partial(_rescore, score, queries, part, padded)
         # On several ranks this call exchanges sums with the others, who are at the same block.
         result = kernel(Block(scores, part, num_classes, spread, rescore, shards.ranks, keywords, level, tops))
         losses.append(result.losses)
         # At once: a dense part is the buffer itself, which the next block overwrites.
         for gradient in result.parts:
-            gradients.add(start, gradient)
+            gradients.add(start, gradient if scoring.plain else scoring.chain(gradient, capped))
         if result.grad_setting is not None:
             grad_setting = grad_setting + result.grad_setting
     return torch.cat(losses) if losses else input.new_zeros(0), gradients, grad_setting
@@ -105,32 +123,43 @@ def padded_length(num_classes: int) -> int:
 
 
 def _weighted_score_sum(
-    class_weight: Tensor, linear_weight: Tensor, linear_bias: Tensor | None
-) -> Callable[[Tensor], Tensor]:
-    """From queries (n, d) to sum_c class_weight_c s_c, (n,) in float64, which label smoothing needs.
+    class_weight: Tensor, linear_weight: Tensor, scoring: Scoring
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """From queries (n, d) and their scores to sum_c class_weight_c s_c, (n,) in float64, which label smoothing needs.
 
     The sum is linear in the query: one vector, sum_c class_weight_c w_c, serves all rows, and no scores are needed. In
     float64, because a common offset of the scores is in the sum C times, and is subtracted again later: in float32
-    the difference would have lost its digits.
+    the difference would have lost its digits. Under a soft cap nothing is linear, and the scores are summed.
     """
+    if scoring.softcap is not None:
+        return lambda queries, scores: _sum_of_scores(scores[:, : len(class_weight)], class_weight)
+    weights = class_weight if scoring.scale is None else class_weight * scoring.scale
     vector = linear_weight.new_zeros(linear_weight.shape[1], dtype=torch.float64)
-    for weights, vectors in zip(class_weight.split(FLOAT64_ROWS), linear_weight.split(FLOAT64_ROWS), strict=True):
-        vector += weights.double() @ vectors.double()
+    for part, vectors in zip(weights.split(FLOAT64_ROWS), linear_weight.split(FLOAT64_ROWS), strict=True):
+        vector += part.double() @ vectors.double()
     shift = vector.new_zeros(())
-    if linear_bias is not None:
+    if scoring.bias is not None:
         # A masked class has weight 0, and 0 x -inf is nan.
-        shift = (class_weight.double() * torch.where(linear_bias > -torch.inf, linear_bias, 0)).sum()
-    return lambda queries: queries.double() @ vector + shift
+        shift = (class_weight.double() * torch.where(scoring.bias > -torch.inf, scoring.bias, 0)).sum()
+    return lambda queries, scores: queries.double() @ vector + shift
+
+
+def _sum_of_scores(scores: Tensor, class_weight: Tensor) -> Tensor:
+    """sum_c class_weight_c s_c of scores (n, C), (n,) in float64, without a float64 copy of all of them."""
+    total = scores.new_zeros(len(scores), dtype=torch.float64)
+    for part, weights in zip(scores.split(CLASSES, 1), class_weight.split(CLASSES), strict=True):
+        total += torch.where(part > -torch.inf, part, 0).double() @ weights.double()
+    return total
 
 
 def _rescore(
-    score: Callable[[Tensor, Tensor | None, Tensor], Tensor | None],
+    score: Callable[[Tensor, RowTarget, Tensor], Tensor | None],
     queries: Tensor,
-    ids: Tensor | None,
+    target: RowTarget,
     padded: int,
     rows: Tensor,
 ) -> Tensor:
     """Fresh scores (m, C') of some rows (m,) of a block, in memory of their own."""
     scores = queries.new_empty(len(rows), padded)
-    score(queries[rows], None if ids is None else ids[rows], scores)
+    score(queries[rows], target[rows], scores)
     return scores

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from manymax.engine.options import Keywords
+from manymax.engine.keywords import Keywords
 from manymax.engine.ranks import Ranks
 from manymax.engine.row_target import RowTarget
 

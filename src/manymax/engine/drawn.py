@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from manymax.engine.drawn_blocks import SharedDraw, SharedLosses, SharedTotal
+from manymax.engine.drawn_keywords import check_sums, finished, listed_in, plain, sums_differ, with_given_negatives
+from manymax.engine.exclude import read_listed_ids
 from manymax.engine.linear import HeadCall
 from manymax.engine.member import Member
 from manymax.engine.ranks import Ranks
@@ -63,10 +65,13 @@ class PositivePairs(NamedTuple):
         return self.rows if (self.rows[1:] == self.rows[:-1]).any() else None
 
 
-def read_positive_pairs(read: Target) -> PositivePairs:
-    """The positives of a target, row after row."""
+def read_positive_pairs(read: Target, row_weight: Tensor | None = None) -> PositivePairs:
+    """The positives of a target, row after row, without the rows of weight 0."""
     # A weight of 0 stands for padding, or for a class with a class weight of 0: neither needs a draw.
-    rows, column = (read.weights != 0).nonzero(as_tuple=True)
+    counts = read.weights != 0
+    if row_weight is not None:
+        counts &= (row_weight != 0).unsqueeze(1)
+    rows, column = counts.nonzero(as_tuple=True)
     classes = column if read.ids is None else read.ids[rows, column]
     return PositivePairs(rows, classes, read.weights[rows, column])
 
@@ -81,10 +86,12 @@ def sampled_loss(member: Member, call: HeadCall, settings: Mapping[str, Any], dr
         draws: what to draw.
     """
     kernel: DrawnKernel = member.needed("kernel")(**settings)
-    pairs = read_positive_pairs(call.target)
+    pairs = read_positive_pairs(call.target, call.row_weight)
     if call.keywords.multilabel == "normalized":  # here the mean over the positives: sampled losses have no Omega
         total = call.target.weights.sum(1)
         pairs = pairs._replace(weights=pairs.weights / torch.where(total > 0, total, 1)[pairs.rows])
+    if call.row_weight is not None:
+        pairs = pairs._replace(weights=pairs.weights * call.row_weight[pairs.rows])
     # All ranks have the queries and use them with their own classes: the gradients of these uses are summed.
     call = replace(call, queries=call.shards.ranks.spread(call.queries))
     if not len(pairs.rows):
@@ -92,10 +99,17 @@ def sampled_loss(member: Member, call: HeadCall, settings: Mapping[str, Any], dr
     draw = _draw(call, pairs, draws)
     if kernel.needs_log_q is not None and draw.log_q is None:
         raise ArgumentError(f"`{kernel.needs_log_q}` needs log q, which this sampler does not know: {draw.note}.")
-    if draw.shared and call.shards.ranks.alone:
+    alone = call.shards.ranks.alone
+    if draw.shared and alone and plain(call):
         return call.reduced(_shared_losses(call, pairs, draw, kernel))
-    read_scores = _scores_on_one_rank if call.shards.ranks.alone else _scores_on_many_ranks
-    return call.reduced(_sum_by_row(call, pairs, kernel.rows(read_scores(call, pairs, draw, kernel))))
+    # What many ranks do with shared draws, one does where scores or sums are not the plain ones.
+    read_scores = _scores_on_one_rank if alone and not draw.shared else _scores_on_many_ranks
+    sample = read_scores(call, pairs, draw, kernel)
+    if sums_differ(call):
+        sample = replace(sample, decoupled=call.keywords.decoupled, z_loss=call.keywords.z_loss)
+    losses = kernel.rows(sample)
+    check_sums(losses, call.keywords.decoupled)
+    return call.reduced(_sum_by_row(call, pairs, losses))
 
 
 def _sum_by_row(call: HeadCall, pairs: PositivePairs, losses: Tensor) -> Tensor:
@@ -157,7 +171,7 @@ def _local_scores(call: HeadCall, rows: Tensor) -> Callable[[Tensor], Tensor]:
             found = queries[rows] @ lookup(call.vectors, ids).to(queries.dtype).T
         else:
             found = class_scores(queries, call.vectors, rows, ids, call.keywords)
-        return found if call.bias is None else found + lookup(call.bias, ids)
+        return finished(call, found, ids)
 
     return scores
 
@@ -250,10 +264,9 @@ def _scores_on_one_rank(call: HeadCall, pairs: PositivePairs, draw: Draw, kernel
     target = pairs.classes
     # Positive and negatives in one call: their gradients are sorted and summed by class once.
     ids = torch.cat([target.unsqueeze(1), draw.ids], 1)
-    both = class_scores(call.queries, call.vectors, pairs.rows, ids, call.keywords)
+    both = finished(call, class_scores(call.queries, call.vectors, pairs.rows, ids, call.keywords), ids)
     positive, negative = both[:, 0], both[:, 1:]
-    if call.bias is not None:
-        positive, negative = positive + call.bias[target], negative + call.bias[draw.ids]
+    negative = _without_excluded(call, pairs, draw.ids, negative)
     copies = draw.copies(len(target))
     if copies is not None:  # in-batch: the positives of a query are no negatives of its own
         negative = torch.where(copies, -torch.inf, negative)
@@ -265,7 +278,7 @@ def _scores_on_one_rank(call: HeadCall, pairs: PositivePairs, draw: Draw, kernel
     shift = shift_of(draw, len(target))
     if shift is not None:
         log_q_positive, log_q = log_q_positive + shift, log_q + shift.unsqueeze(1)
-    return SampledScores(
+    sample = SampledScores(
         positive,
         negative,
         read_log_q("log_q_positive", log_q_positive, positive, tuple(positive.shape)),
@@ -273,6 +286,20 @@ def _scores_on_one_rank(call: HeadCall, pairs: PositivePairs, draw: Draw, kernel
         negative.shape[-1],
         call.shards.ranks,
     )
+    return _with_negatives(call, sample, pairs, draw.ids)
+
+
+def _without_excluded(call: HeadCall, pairs: PositivePairs, ids: Tensor, negative: Tensor) -> Tensor:
+    """The scores (M, K) of negatives `ids`, -inf for those that their row excludes."""
+    if call.excluded is None:
+        return negative
+    return torch.where(listed_in(call.excluded, pairs.rows, ids, call.shards.num_classes), -torch.inf, negative)
+
+
+def _with_negatives(call: HeadCall, sample: SampledScores, pairs: PositivePairs, ids: Tensor) -> SampledScores:
+    """A sample with the negatives that the caller gives, beside those that were drawn."""
+    given = read_listed_ids("negatives", call.keywords.negatives, call.batch, call.shards.num_classes)
+    return sample if given is None else with_given_negatives(call, sample, pairs.rows, pairs.classes, ids, given)
 
 
 # Several ranks -----------------------------------------------------------------------------------
@@ -294,8 +321,7 @@ class _RankNegatives(NamedTuple):
 def _entry_scores(call: HeadCall, rows: Tensor, ids: Tensor) -> Tensor:
     """The scores (E,) of pairs of a row and a class that this rank holds, (E,) each, sorted by row."""
     local = ids - call.shards.start
-    scores = class_scores(call.queries, call.vectors, rows, local, call.keywords)
-    return scores if call.bias is None else scores + call.bias[local]
+    return finished(call, class_scores(call.queries, call.vectors, rows, local, call.keywords), local)
 
 
 def _scores_on_many_ranks(call: HeadCall, pairs: PositivePairs, draw: Draw, kernel: DrawnKernel) -> SampledScores:
@@ -322,15 +348,18 @@ def _scores_on_many_ranks(call: HeadCall, pairs: PositivePairs, draw: Draw, kern
     if shift is not None:
         shift = shift.to(negative.dtype)
         log_q_positive, log_q = log_q_positive + shift, log_q + shift.unsqueeze(1)
-    return SampledScores(
+    # The classes of the columns; -1 in those that fill up.
+    ids = torch.where(own, _take_columns(draw.ids, column, negative), -1)
+    sample = SampledScores(
         positive,
-        negative,
+        _without_excluded(call, pairs, ids, negative),
         log_q_positive,
         torch.where(own, log_q, 0),  # columns that fill up would get that of draw 0
         draw.ids.shape[-1],
         call.shards.ranks,
         own,
     )
+    return _with_negatives(call, sample, pairs, ids)
 
 
 def _positive_scores(call: HeadCall, pairs: PositivePairs) -> Tensor:
@@ -355,9 +384,7 @@ def _shared_negatives(call: HeadCall, pairs: PositivePairs, draw: Draw) -> _Rank
     column = shards.inside(draw.ids).nonzero().squeeze(1)
     ids = draw.ids[column] - shards.start
     vectors = SharedRows.apply(call.vectors, ids, call.keywords.sparse_grad, call.queries.dtype)
-    scores = call.queries[pairs.rows] @ vectors.T
-    if call.bias is not None:
-        scores = scores + call.bias[ids]
+    scores = finished(call, call.queries[pairs.rows] @ vectors.T, ids)
     own = torch.ones_like(scores, dtype=torch.bool)
     # A rank may hold none of the negatives: one column at -inf gives maxima and sums over the columns something to
     # stand on, without any effect.

@@ -10,6 +10,7 @@ from torch.nn.functional import embedding_bag
 
 from manymax.engine import native
 from manymax.engine.blocks import Dense, Mixed, Sparse
+from manymax.engine.scoring import Scoring
 
 
 @dataclass
@@ -21,6 +22,7 @@ class Gradients:
     wants: which gradients are wanted: of the queries, the class vectors, the bias.
     sparse_grad: whether the gradient of the class vectors is a row-sparse tensor.
     budget: the largest number of entries to hold before they are added up.
+    scoring: how scores follow from products, of which the parts are gradients.
     level: the dispatch level of the native library; None for plain torch.
     """
 
@@ -30,6 +32,7 @@ class Gradients:
     wants: tuple[bool, bool, bool]
     sparse_grad: bool
     budget: int
+    scoring: Scoring
     level: str | None = None
     grad_input: Tensor | None = None  # (N, d)
     grad_vectors: Tensor | None = None  # (C, d); made by the first part that needs it
@@ -148,7 +151,8 @@ class Gradients:
     def finish(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """The gradients of queries (N, d), class vectors (C, d) and bias (C,); None where one is not wanted."""
         self._add_entries()
-        return self.grad_input, self._finish_vectors() if self.wants[1] else None, self.grad_bias
+        vectors = self.scoring.project(self._finish_vectors(), self.vectors) if self.wants[1] else None
+        return self.grad_input, vectors, self.scoring.bias_gradient(self.grad_bias)
 
     def _finish_vectors(self) -> Tensor:
         """The gradient of the class vectors, dense or row-sparse as `sparse_grad` says."""

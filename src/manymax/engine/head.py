@@ -13,7 +13,7 @@ from manymax.engine.member import Member
 from manymax.engine.options import ALL_OPTIONS
 from manymax.engine.ranking import linear_scores, linear_topk
 from manymax.engine.ranks import Shards
-from manymax.engine.target import Target
+from manymax.engine.target import SoftTarget, Target
 from manymax.errors import ArgumentError, ArgumentTypeError
 
 
@@ -72,9 +72,18 @@ class LinearHead(nn.Module):
         return self.linear.weight, self.linear.bias
 
     def read(
-        self, input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, target: Tensor | Target, shards: Shards
+        self,
+        input: Tensor,
+        linear_weight: Tensor,
+        linear_bias: Tensor | None,
+        target: Tensor | Target | SoftTarget,
+        shards: Shards,
+        **per_call: Any,
     ) -> HeadCall:
-        """Read and check a call with the class vectors of one rank, without any exchange."""
+        """Read and check a call with the class vectors of one rank, without any exchange.
+
+        `per_call` are the shared keywords that hold something about each row.
+        """
         raise ArgumentError(f"{type(self).__name__} has no class vectors to be split over ranks.")
 
     def compute(self, call: HeadCall) -> Tensor:

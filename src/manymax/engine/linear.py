@@ -19,12 +19,15 @@ from manymax.engine.autograd import BlockLoss, BlockRows, in_dtype
 from manymax.engine.blocks import Kernel
 from manymax.engine.member import Member
 from manymax.engine.native_library import resolve
-from manymax.engine.options import HeadOptions, Keywords
+from manymax.engine.exclude import read_listed_ids, spare_positives
+from manymax.engine.keywords import Keywords, check_num_items
+from manymax.engine.options import HeadOptions
 from manymax.engine.ranks import Shards
 from manymax.engine.row_target import RowTarget, check_live, counted_rows, listed, live_classes, row_target
-from manymax.engine.target import Form, Target, read_target
+from manymax.engine.scoring import unit
+from manymax.engine.target import Form, SoftTarget, Target, read_target
 from manymax.errors import ArgumentError, ArgumentTypeError
-from manymax.ops.checks import working
+from manymax.ops.checks import visible, working
 from manymax.ops.processor import check_bf16
 from manymax.ops.reduction import reduce
 
@@ -40,7 +43,10 @@ class HeadCall:
     keywords: those that heads share.
     shards: which classes this rank holds.
     batch: the shape of the rows as the caller gave them, which a result of one loss per row gets again.
-    dtype: of the result.
+    divisor: what a mean divides by: (N,) numbers to be summed, or () one number.
+    row_weight: (N,) factors of the losses of the rows, or None.
+    excluded: (N, E) classes that are left out of the sums of their row, -100 where there is none; or None.
+    hit: (N, P) the positives that are left out of the sums of others; None where there is none.
     kept: (n,) the rows of the caller that are computed, in order; None where n = N.
     """
 
@@ -52,7 +58,10 @@ class HeadCall:
     keywords: Keywords
     shards: Shards
     batch: torch.Size
-    dtype: torch.dtype
+    divisor: Tensor
+    row_weight: Tensor | None = None
+    excluded: Tensor | None = None
+    hit: Tensor | None = None
     kept: Tensor | None = None
 
     def without_empty_rows(self) -> HeadCall:
@@ -62,7 +71,7 @@ class HeadCall:
         them out here saves all that the blocks would do for them. What their queries hold, nan included, is never
         looked at.
         """
-        kept = counted_rows(self.target, self.keywords.label_smoothing)
+        kept = counted_rows(self.target, self.keywords.label_smoothing, self.row_weight)
         if kept is None:
             return self  # the usual case, for which nothing is copied
         # By autograd, which gives the rows that are left out a gradient of 0. All ranks have the same target, so that
@@ -73,21 +82,30 @@ class HeadCall:
         """The target weights of the n rows, for the classes that this rank holds, with smoothing and class weights."""
         keywords = self.keywords
         rows = row_target(self.target, keywords.weight, self.live, self.shards, keywords.label_smoothing)
+        if self.excluded is not None:
+            inside = self.shards.inside(self.excluded)
+            excluded = torch.where(inside, self.excluded - self.shards.start, -1)
+            rows = replace(rows, excluded=excluded, hit=self.hit)
         return rows if self.kept is None else rows.only(self.kept)
 
+    @property
+    def factor(self) -> Tensor | None:
+        """(n,) the weights of the rows that are computed; None where all rows count alike."""
+        return self.row_weight if self.row_weight is None or self.kept is None else self.row_weight[self.kept]
+
     def reduced(self, losses: Tensor) -> Tensor:
-        """The result of a head from the losses of its rows (n,), which are the same on every rank."""
+        """The result of a head from the weighted losses of its rows (n,), which are the same on every rank."""
         # A mean divides by what all rows of the caller count, those that were left out as well: a row of probabilities
         # whose classes have weight 0 counts, as in torch.
-        return self.result(reduce(losses, self.target.divisor, self.keywords.reduction))
+        return self.result(reduce(losses, self.divisor, self.keywords.reduction))
 
     def result(self, value: Tensor) -> Tensor:
-        """A reduced value, (n,) or (), in the shape and dtype that the caller gets."""
+        """A reduced value, (n,) or (), in the shape that the caller gets."""
         if self.keywords.reduction == "none":
             if self.kept is not None:  # the rows that were left out have the loss 0
                 value = value.new_zeros(self.batch.numel()).index_copy(0, self.kept, value)
             value = value.reshape(self.batch)
-        return value.to(self.dtype)
+        return value
 
 
 def check_linear(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None) -> None:
@@ -141,6 +159,9 @@ def read_call(
         shards: which classes this rank holds; all of them if None.
     """
     check_linear(input, linear_weight, linear_bias)
+    if keywords.shift:
+        input, target = shifted(input, target)
+    check_keywords(member, keywords)
     # Without shards this process is the one rank, and holds all classes.
     shards = Shards((linear_weight.shape[0],)) if shards is None else shards
     member.takes.check(member.name, target, keywords.label_smoothing)
@@ -151,14 +172,16 @@ def read_call(
             raise ArgumentError(
                 "`input` is on the meta device, where blocks have no values to look at: take a plain loss."
             )
-    # Half precision is computed in float32: a sum over C rounded terms would lose what the loss is about.
-    queries, dtype = working(input)
+    # Half precision is computed in float32, and the loss stays float32: a mean of 8.013 would print as 8.0, and a sum
+    # of float16 numbers is soon infinite.
+    queries, _ = working(input)
+    queries = scaled_queries(queries, keywords)
     bias = None if linear_bias is None else linear_bias.to(queries.dtype)
     # Against all classes, not those of this rank: every rank gets the whole target, and refuses the same ids.
     read = read_head_target(
         queries, target, keywords.weight, keywords.ignore_index, keywords.multilabel, shards.num_classes
     )
-    if member.needs_label:
+    if member.needs_label or keywords.exclude is not None or keywords.decoupled:
         # Such a member has one sum over the classes per positive. Listed ids give the positives the same numbers on all
         # ranks, so that the parts of a sum meet; bool rows are cut by shards and would not.
         read = listed(read)
@@ -169,7 +192,114 @@ def read_call(
     # The class vectors may be the (C, d) leaf that gets a row-sparse gradient, which torch's own `to` would refuse. A
     # sampled head reads a few of them: it converts those that it reads, and never the table.
     vectors = linear_weight if member.kind == "sampled" else in_dtype(linear_weight, queries.dtype)
-    return HeadCall(flat, vectors, bias, live, read, keywords, shards, input.shape[:-1], dtype)
+    row_weight = read_row_weight(keywords, input.shape[:-1], queries.dtype)
+    divisor = read.divisor if row_weight is None else read.divisor * row_weight
+    if keywords.num_items is not None:
+        divisor = torch.as_tensor(keywords.num_items, dtype=queries.dtype, device=input.device).reshape(())
+    rows = row_weight, *read_excluded(member, keywords, input.shape[:-1], read, shards.num_classes)
+    return HeadCall(flat, vectors, bias, live, read, keywords, shards, input.shape[:-1], divisor, *rows)
+
+
+def read_excluded(
+    member: Member, keywords: Keywords, batch: torch.Size, target: Target, num_classes: int
+) -> tuple[Tensor | None, Tensor | None]:
+    """What is left out of the sums of each row, (N, E), and the positives left out of the sums of others, (N, P)."""
+    listed = read_listed_ids("exclude", keywords.exclude, batch, num_classes)
+    if listed is None:
+        return None, None
+    if member.kind == "sampled":  # its positives are no part of the draws
+        return listed, None
+    excluded, hit = spare_positives(listed, target, num_classes)
+    if not visible(hit) or hit.any():
+        if not member.log_partition:
+            raise ArgumentError(
+                f"`exclude` lists a positive of a row with several, for which {member.name} has no closed form: pass"
+                " one row for each positive."
+            )
+        return excluded, hit
+    return excluded, None
+
+
+def shifted(input: Tensor, target: Tensor | Target | SoftTarget) -> tuple[Tensor, Tensor | SoftTarget]:
+    """Queries (..., T, d) and targets (..., T, *) as those of T - 1 predictions: position t of the target of t + 1."""
+    axis = input.ndim - 2
+    if axis < 0 or isinstance(target, Target):
+        raise ArgumentError("`shift` needs sequences: `input` (B, T, d) and a `target` (B, T), which is not grouped.")
+    parts = (target.ids, target.probs) if isinstance(target, SoftTarget) else (target,)
+    for part in parts:
+        if not isinstance(part, Tensor) or part.ndim <= axis or part.shape[axis] != input.shape[axis]:
+            raise ArgumentError(
+                f"`shift` needs a `target` with as many positions as `input`, {input.shape[axis]} in dimension {axis}."
+            )
+    later = [part.narrow(axis, 1, input.shape[axis] - 1) for part in parts]
+    return input.narrow(axis, 0, input.shape[axis] - 1), SoftTarget(*later) if len(later) == 2 else later[0]
+
+
+def scaled_queries(queries: Tensor, keywords: Keywords) -> Tensor:
+    """The queries divided by their norms and by the temperature, as the keywords say; with gradients through both.
+
+    The temperature divides the products with all class vectors: on the queries that costs d numbers per row where it
+    would cost C, and the gradient in it is a sum that never meets the -inf of a masked class.
+    """
+    if keywords.normalize:
+        queries = unit(queries)
+    temperature = keywords.temperature
+    if isinstance(temperature, Tensor):
+        return queries / temperature.to(queries.dtype).reshape(())
+    return queries if temperature == 1 else queries / temperature
+
+
+def read_row_weight(keywords: Keywords, batch: torch.Size, dtype: torch.dtype) -> Tensor | None:
+    """The weights of the rows as (N,), checked against the shape of the rows; None where none are given."""
+    weight = keywords.row_weight
+    if weight is None:
+        return None
+    if not isinstance(weight, Tensor) or weight.is_complex():
+        raise ArgumentTypeError(f"`row_weight` must be a tensor of numbers; got {type(weight).__name__}.")
+    if weight.shape != batch:
+        hint = " With `shift` there is one row less than positions." if keywords.shift else ""
+        raise ArgumentError(f"`row_weight` must have a weight for each row, {tuple(batch)}; got {tuple(weight.shape)}.{hint}")
+    weight = weight.to(dtype).reshape(-1)
+    if visible(weight) and not weight.isfinite().all():
+        raise ArgumentError("`row_weight` must hold finite numbers; got nan or inf.")
+    if keywords.reduction == "mean" and keywords.num_items is None and visible(weight) and (weight < 0).any():
+        raise ArgumentError(
+            "`row_weight` must not be negative for a mean, which divides by the sum of the weights: pass `num_items`,"
+            ' or take `reduction="sum"`.'
+        )
+    return weight
+
+
+# What a keyword would mean for a kind of head that does not take it, for the error.
+REFUSED: Mapping[str, Mapping[str, str]] = {
+    "exact": {},
+    "sampled": {"stats": "it sees a sample of the scores, and not all of them"},
+    "quadratic": {
+        "normalize": "it has moments of the class vectors as they are",
+        "softcap": "its moments stand for scores that are linear in the class vectors",
+        "exclude": "its moments are sums over all classes",
+        "stats": "it computes no scores but those of the positives",
+    },
+}
+# And for a member that is no function of the log of a sum of exponentials.
+NO_PARTITION = {
+    "decoupled": "it has no sum of exponentials that a positive could be left out of",
+    "z_loss": "it has no partition function Z",
+}
+
+
+def check_keywords(member: Member, keywords: Keywords) -> None:
+    """Refuse keywords that have no meaning for a member, with the reason; and those that are given with bad values."""
+    reasons = {**REFUSED[member.kind], **({} if member.log_partition else NO_PARTITION)}
+    for name in keywords.given():
+        if name in reasons:
+            raise ArgumentError(f"`{name}` has no meaning for {member.name}: {reasons[name]}. Leave it out.")
+    if keywords.label_smoothing > 0 and (keywords.exclude is not None or keywords.decoupled):
+        name = "decoupled" if keywords.decoupled else "exclude"
+        raise ArgumentError(
+            f"`{name}` and `label_smoothing` contradict each other: smoothing gives every class a weight as a positive."
+        )
+    check_num_items(keywords.num_items, keywords.reduction)
 
 
 def check_back_end(device: torch.device, options: HeadOptions) -> None:
@@ -190,7 +320,8 @@ def check_constant(target: Tensor | Target, weight: Tensor | None) -> None:
 
     Blocks give gradients to queries, class vectors and bias alone; others would silently be missing.
     """
-    constants = {"target": target.weights if isinstance(target, Target) else target, "weight": weight}
+    weights = target.probs if isinstance(target, SoftTarget) else target
+    constants = {"target": weights.weights if isinstance(weights, Target) else weights, "weight": weight}
     for name, value in constants.items():
         # Under no_grad nothing is lost: an evaluation may be given what training may not.
         if isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled():
@@ -211,10 +342,11 @@ def blocked_loss(call: HeadCall, kernel: Kernel) -> Tensor:
     """
     call = call.without_empty_rows()
     keywords, ranks, rows = call.keywords, call.shards.ranks, call.rows()
-    scale = torch.ones_like(rows.total)
+    factor = call.factor
+    scale = torch.ones_like(rows.total) if factor is None else factor
     if keywords.multilabel == "normalized":
         # A kernel computes sum_i t_i l(i, s); the loss at t / |t| is that over |t|, plus Omega(t / |t|) below.
-        scale = _inverse(rows.total)
+        scale = scale * _inverse(rows.total)
     setting = None if kernel.setting is None else ranks.spread(kernel.setting)
     tensors = ranks.spread(call.queries), call.vectors, call.bias, setting
     # Asked here, because autograd switches gradients off inside of its functions, and there still reports that an
@@ -228,7 +360,7 @@ def blocked_loss(call: HeadCall, kernel: Kernel) -> Tensor:
         # The whole coefficient of each row, the 1/N of a mean included, is known before the blocks run: their gradients
         # are final, and the backward of `loss.backward()` has nothing left to scale.
         if keywords.reduction == "mean":
-            scale = scale * _inverse(call.target.divisor.sum())
+            scale = scale * _inverse(call.divisor.sum())
         given = replace(rows, coefficient=scale)
         value = BlockLoss.apply(*tensors, given, kernel.run, keywords, call.shards, enabled)
     if keywords.multilabel == "normalized" and kernel.omega is not None:
@@ -237,7 +369,7 @@ def blocked_loss(call: HeadCall, kernel: Kernel) -> Tensor:
         omega = kernel.omega if setting is None else partial(kernel.omega, setting=setting)
         # Summed over the ranks before the reduction, which is the same on every rank.
         extra = ranks.total(omega_rows(rows, omega, keywords.options.rows(call.shards.size)))
-        value = value + reduce(extra, call.target.divisor, keywords.reduction)
+        value = value + reduce(extra if factor is None else factor * extra, call.divisor, keywords.reduction)
     return call.result(value)
 
 
@@ -283,4 +415,5 @@ def quadratic_loss(member: Member, call: HeadCall, settings: Mapping[str, Any]) 
     """The loss of a member that needs moments of the class vectors instead of scores; by plain autograd."""
     # Its kernel sees the whole call at once: there is no table of scores, and so nothing to cut into blocks.
     call = call.without_empty_rows()
-    return call.reduced(member.needed("kernel")(**settings)(call))
+    losses = member.needed("kernel")(**settings)(call)
+    return call.reduced(losses if call.factor is None else call.factor * losses)

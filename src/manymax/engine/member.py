@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from manymax.engine.approximation import ApproximationInput, DrawTheory, Parts, Variant
 from manymax.engine.cost import CostOf, TrafficOf
 from manymax.engine.fenchel_young import FenchelYoung
+from manymax.engine.target import SoftTarget
 from manymax.errors import ArgumentError, ArgumentTypeError, ManymaxError
 from manymax.settings import Learned, Setting
 
@@ -138,8 +139,9 @@ class Takes:
         """Raise if the loss `name` does not take this target or this label smoothing."""
         # By the dtype alone, before the target is read; `target` is None where a module is built and only smoothing
         # known.
-        if not self.float_rows and isinstance(target, Tensor) and target.is_floating_point():
-            raise ArgumentTypeError(f"`target` of {name} must be ids or bool rows; got float rows. {self.why}")
+        soft = isinstance(target, SoftTarget) or (isinstance(target, Tensor) and target.is_floating_point())
+        if not self.float_rows and soft:
+            raise ArgumentTypeError(f"`target` of {name} must be ids or bool rows; got probabilities. {self.why}")
         if not self.smoothing and label_smoothing:
             raise ArgumentError(f"`label_smoothing` must be 0 for {name}; got {label_smoothing}. {self.why}")
 
@@ -209,6 +211,7 @@ class Member:
     settings: its settings. examples: values of them that are worth testing and reporting.
     needs_label: whether the map depends on a label: `map(scores, target)`.
     sparse: whether the map gives exact zeros, so that a gradient can have few entries.
+    log_partition: whether the loss is a function of log Z, the log of a sum of exponentials, as that of softmax is.
     takes: which targets it takes.
     kernel: a function from its settings, as keyword arguments, to what its head computes. For an exact member that is a
         `manymax.engine.blocks.Kernel`, which turns blocks of scores into losses and gradients; for a quadratic one a
@@ -246,6 +249,7 @@ class Member:
     examples: tuple[Mapping[str, Any], ...] = field(default=({},))  # defaults alone, for a member without settings
     needs_label: bool = False
     sparse: bool = False
+    log_partition: bool = False
     takes: Takes = field(default=Takes())
     # In its head: one kernel, for one rank and for several.
     kernel: Callable[..., Any] | None = None

@@ -118,6 +118,47 @@ def dense_gradients(
     return product
 
 
+def finish_scores(
+    level: str,
+    scores: Tensor,
+    scale: Tensor | None,
+    bias: Tensor | None,
+    softcap: float | None,
+    capped: Tensor | None,
+    num_classes: int,
+) -> Tensor:
+    """Turn products (n, C') into scores, in place; returns the maxima of groups of classes. See `Scoring.finish`."""
+    tops = scores.new_empty(len(scores), -(-num_classes // GROUP))
+    parts = (None if part is None else part.to(scores.dtype).contiguous() for part in (scale, bias))
+    cap = torch.tensor(softcap or 0.0, dtype=torch.float64)
+    call(level, "finish_scores", scores, scores, *scores.shape, num_classes, *parts, cap, capped, tops, threads=True)
+    return tops
+
+
+def chain_gradient(
+    level: str,
+    table: Tensor,
+    count: Tensor | None,
+    places: Tensor | None,
+    scale: Tensor | None,
+    capped: Tensor | None,
+    softcap: float | None,
+    num_classes: int,
+) -> None:
+    """Turn the gradient of scores into that of products, in place. See `Scoring.chain`.
+
+    Args:
+        table: (n, C').
+        count: (n,) as in `Mixed`, or None where all rows are dense.
+        places: (n,) the rows of `capped` that the rows of the table are; None for all of them in order.
+        scale: (C,) or None. capped: (rows, C') or None.
+    """
+    cap = torch.tensor(softcap or 0.0, dtype=torch.float64)
+    factor = None if scale is None else scale.to(table.dtype).contiguous()
+    sizes = len(table), table.stride(0), num_classes
+    call(level, "chain_gradient", table, table, *sizes, count, places, factor, capped, cap, threads=True)
+
+
 # Kernels -----------------------------------------------------------------------------------------
 
 

@@ -1,22 +1,16 @@
-"""What a head is told beside its tensors: the options of how it computes, and the keywords that all heads share.
+"""The options of how a head computes, which change its time and memory but not its result.
 
-Both are read and checked once, where a caller gives them, into frozen objects that travel from there to the kernels. A
-new keyword is a new field of `Keywords`: signatures, constructors and checks follow from it.
+They are read and checked once, where a caller gives them, into a frozen object that travels from there to the kernels.
 """
 
 from __future__ import annotations
 
-import inspect
 import warnings
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from manymax.engine.native_library import BACKENDS
-from manymax.engine.target import check_options, check_weight
 from manymax.errors import ArgumentError, ArgumentTypeError, check_choice, unknown_name
 
 # Rows of scores are padded to a multiple of this many columns. An odd length costs a matmul dearly: padding took a
@@ -120,57 +114,3 @@ def _read_compiled(options: HeadOptions) -> HeadOptions:
     if not options.compiled:
         return replace(options, compiled=None)
     return replace(options, backend="native") if options.backend == "auto" else options
-
-
-@dataclass(frozen=True)
-class Keywords:
-    """The keywords that heads share, read and checked. Signatures list them in the order of the fields.
-
-    shared, sparse_grad, generator: of heads that draw negatives: whether all rows share one draw, whether the gradient
-        of the class vectors is row-sparse, and the source of randomness.
-    weight, reduction, ignore_index, label_smoothing, multilabel: as in `softmax_loss`.
-    options: how the head computes.
-    """
-
-    shared: bool = False
-    sparse_grad: bool = False
-    generator: torch.Generator | None = None
-    weight: Tensor | None = None
-    reduction: str = "mean"
-    ignore_index: int = -100
-    label_smoothing: float = 0.0
-    multilabel: str = "sum"
-    options: HeadOptions = field(default=HeadOptions())
-
-    @classmethod
-    def parameters(cls, names: Iterable[str]) -> list[inspect.Parameter]:
-        """The keywords of these names as keyword-only parameters of a signature, in the order of the fields."""
-        wanted, found = set(names), []
-        for f in fields(cls):
-            if f.name in wanted:
-                # Callers may leave options out or give a mapping, which become HeadOptions when they are read.
-                default, annotation = (None, "Options") if f.name == "options" else (f.default, f.type)
-                kind = inspect.Parameter.KEYWORD_ONLY
-                found.append(inspect.Parameter(f.name, kind, default=default, annotation=annotation))
-        return found
-
-
-# The keywords of a head by its kind. A keyword without a meaning for a kind is not in its signature: an exact head
-# draws nothing, and label smoothing would make every class a positive of a sampled head, with negatives of its own.
-EXACT_KEYWORDS = ("weight", "reduction", "ignore_index", "label_smoothing", "multilabel", "options")
-SAMPLED_KEYWORDS = (
-    *("shared", "sparse_grad", "generator", "weight", "reduction", "ignore_index", "multilabel", "options"),
-)
-
-
-def read_keywords(
-    given: Mapping[str, Any], num_classes: int, honoured: frozenset[str] = ALL_OPTIONS, why: str = ""
-) -> Keywords:
-    """The keywords of a call over `num_classes` classes, checked; `honoured` and `why` as in `read_options`."""
-    keywords = Keywords(**{**given, "options": read_options(given.get("options"), honoured, why)})
-    check_options(keywords.reduction, keywords.label_smoothing, keywords.multilabel)
-    check_weight(keywords.weight, num_classes)
-    # Sampled heads take it as a keyword and as an option; it means the same.
-    if keywords.options.sparse_grad and not keywords.sparse_grad:
-        keywords = replace(keywords, sparse_grad=True)
-    return keywords

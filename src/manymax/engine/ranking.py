@@ -7,9 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from manymax.engine.exclude import read_listed_ids
 from manymax.engine.linear import check_linear
 from manymax.engine.options import PAD, Options, read_options
-from manymax.errors import ArgumentError, ArgumentTypeError
+from manymax.errors import ArgumentError
 from manymax.ops.checks import working
 from manymax.ops.simplex import GROUP_SIZE
 
@@ -95,7 +96,7 @@ def linear_topk(
         raise ArgumentError(f"`k` must be an integer from 1 to the number of classes, {classes}; got {k!r}.")
     flat, vectors = _operands(input, linear_weight)
     # Checked before the first block, so that a bad id is an error and not a class that stays in the list.
-    left_out = read_exclude(exclude, input, classes)
+    left_out = read_listed_ids("exclude", exclude, input.shape[:-1], classes)
     padded = -(-classes // PAD) * PAD  # for the matmul, and so that every class is in a group of 16
     step = read_options(options).rows(padded)  # blocks as in a training step, in one buffer
     buffer = flat.new_empty(min(step, max(1, flat.shape[0])), padded)
@@ -116,25 +117,6 @@ def linear_topk(
     ids.masked_fill_(values == -torch.inf, -100)  # excluded, masked by the bias, or padding: no class to recommend
     shape = (*input.shape[:-1], k)
     return values.reshape(shape), ids.reshape(shape)
-
-
-def read_exclude(exclude: Tensor | None, input: Tensor, classes: int) -> Tensor | None:
-    """Ids to leave out, checked, one row per query: (n, E), or None."""
-    if exclude is None:
-        return None
-    if not isinstance(exclude, Tensor) or exclude.is_floating_point() or exclude.dtype == torch.bool:
-        kind = exclude.dtype if isinstance(exclude, Tensor) else type(exclude).__name__
-        raise ArgumentTypeError(f"`exclude` must be a tensor of integer ids, padded with -100; got {kind}.")
-    if exclude.ndim != input.ndim or exclude.shape[:-1] != input.shape[:-1]:
-        raise ArgumentError(
-            f"`exclude` must have shape {(*input.shape[:-1], 'E')} to fit `input`; got {tuple(exclude.shape)}."
-        )
-    flat = exclude.reshape(input[..., 0].numel(), exclude.shape[-1]).long()
-    if flat.numel() and (int(flat.max()) >= classes or bool(((flat < 0) & (flat != -100)).any())):
-        raise ArgumentError(
-            f"`exclude` ids must be in [0, {classes}) or -100; got {int(flat.min())} to {int(flat.max())}."
-        )
-    return flat
 
 
 def _topk_block(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -28,6 +28,8 @@ class RowTarget:
     total: (n,) sum_i t_i over the classes of all ranks.
     coefficient: (n,) factor of each row's loss in the result, and so of its gradient; None if no gradient is wanted.
     chosen: (n,) the rows of a table of weights that this is about; None if those are all of them.
+    excluded: (n, E) classes of this rank that are left out of the sums of a row, -1 where there is none; or None.
+    hit: (n, P) the positives, on any rank, that are left out of the sums of the others; None where there is none.
     """
 
     ids: Tensor | None
@@ -37,6 +39,8 @@ class RowTarget:
     total: Tensor
     coefficient: Tensor | None
     chosen: Tensor | None = None
+    excluded: Tensor | None = None
+    hit: Tensor | None = None
 
     def only(self, rows: Tensor) -> RowTarget:
         """The target of some rows (n,), without a copy of the table if the weights are one: blocks copy their part."""
@@ -63,6 +67,9 @@ class RowTarget:
             self.class_weight,  # of the classes, the same for all rows
             self.total[rows],
             cut(self.coefficient),
+            None,
+            cut(self.excluded),
+            cut(self.hit),
         )
 
     @property
@@ -161,17 +168,18 @@ def row_target(
     return RowTarget(ids, weights, share, class_weight, total, None)
 
 
-def counted_rows(read: Target, label_smoothing: float) -> Tensor | None:
+def counted_rows(read: Target, label_smoothing: float, row_weight: Tensor | None = None) -> Tensor | None:
     """(n,) the rows that have any target weight, in order; None where all of them do.
 
-    Without are ignored rows, and those whose positives have class weight 0. Every rank has the whole target and finds
+    Without are ignored rows, those whose positives have class weight 0, and those of row weight 0. Every rank has the whole target and finds
     the same rows. Under torch.compile and `torch.func` there are no values to look at, and every row counts.
     """
     if not readable(read.count, read.weights):
         return None
     # The lists of positives are short. Rows over all classes are a large table, whose sums are at hand.
     weights = read.divisor if read.ids is None else read.weights
-    if visible(weights) and bool(weights.all()):
+    counts = weights if row_weight is None else row_weight
+    if visible(weights) and bool(weights.all()) and (row_weight is None or bool(counts.all())):
         return None  # the usual case: every row has positives, and they all have a weight
     # Smoothing gives every class a part of each positive, so that only a row without any is empty.
     empty = read.count == 0
@@ -180,6 +188,8 @@ def counted_rows(read: Target, label_smoothing: float) -> Tensor | None:
     # Class weights may be negative, if anybody wants that, and then cancel: the weights themselves decide.
     rows = empty.nonzero().squeeze(1)
     empty[rows] = ~read.weights[rows].any(1)
+    if row_weight is not None:
+        empty |= row_weight == 0
     # On a GPU the host waits here and above: twice for each call, outside of the loop over blocks.
     kept = (~empty).nonzero().squeeze(1)
     return None if len(kept) == len(empty) else kept

@@ -26,7 +26,9 @@ class SampledScores:
     num_negatives: k, the number of negatives drawn on all ranks, masked ones included; on one rank that is K. Masked
         draws count, because the estimate is a mean over draws.
     ranks: complete sums over the negatives.
-    own: (..., K) False in columns that fill up the rows of this rank and are no draws; None where there are none.
+    own: (..., K) False in columns that are no draws: those that fill up the rows of this rank, and given negatives;
+        None where there are none.
+    decoupled, z_loss: the keywords of these names, for members that take them.
     """
 
     positive: Tensor
@@ -36,6 +38,8 @@ class SampledScores:
     num_negatives: int
     ranks: Ranks
     own: Tensor | None = None
+    decoupled: bool = False
+    z_loss: float = 0.0
 
 
 @dataclass(frozen=True)

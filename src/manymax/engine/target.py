@@ -64,6 +64,26 @@ class Target:
         return self.weights.new_zeros(*self.ids.shape[:-1], num_classes).scatter_add(-1, self.ids, self.weights)
 
 
+class SoftTarget(NamedTuple):
+    """Some classes of each row with their probabilities, such as the k best of a teacher: t_i = probs_i.
+
+    The loss of a row is sum_i t_i l(i, s), as for float rows over all classes. The probabilities need not sum to 1: what
+    a teacher gives to other classes may be left out.
+
+    ids: (..., P) classes; `ignore_index` pads.
+    probs: (..., P), at least 0; what stands beside padding is not looked at.
+
+    Example:
+        >>> import torch, manymax
+        >>> target = manymax.SoftTarget(torch.tensor([[2, 0]]), torch.tensor([[0.7, 0.2]]))
+        >>> manymax.softmax_loss(torch.zeros(1, 3), target)
+        tensor(0.9888)
+    """
+
+    ids: Tensor
+    probs: Tensor
+
+
 class Form(NamedTuple):
     """The shape (..., C), dtype and device of scores: all that reading a target needs to know of them.
 
@@ -90,19 +110,27 @@ def check_options(reduction: str, label_smoothing: float, multilabel: str) -> No
 
 
 def read_target(
-    form: Form, target: Tensor | Target, weight: Tensor | None, ignore_index: int | None, multilabel: str = "sum"
+    form: Form,
+    target: Tensor | Target | SoftTarget,
+    weight: Tensor | None,
+    ignore_index: int | None,
+    multilabel: str = "sum",
 ) -> Target:
     """Check a target against scores of shape (..., C) and bring it into one form.
 
     Args:
         form: of the scores.
-        target: ids (...), padded ids (..., P), bool or float rows (..., C), or a `Target` that `group_pairs` returned.
+        target: ids (...), padded ids (..., P), bool or float rows (..., C), a `SoftTarget`, or a `Target` that
+            `group_pairs` returned.
         weight: (C,) class weights, or None.
         ignore_index: the id that is no positive; None for -100.
         multilabel: "sum" or "normalized", which decides about the divisor of a mean.
     """
     if isinstance(target, Target):
         return _read_grouped(form, target, _read_weight(form, weight), multilabel)
+    ignored = -100 if ignore_index is None else ignore_index  # torch's linear_cross_entropy takes None too
+    if isinstance(target, SoftTarget):
+        return _read_soft(form, target, _read_weight(form, weight), ignored)
     if not isinstance(target, Tensor):
         raise ArgumentTypeError(f"`target` must be a tensor; got {type(target).__name__}.")
     if target.is_complex():
@@ -113,7 +141,6 @@ def read_target(
     class_weight = _read_weight(form, weight)
     if rowwise:
         return _read_rows(form, target, class_weight, multilabel)
-    ignored = -100 if ignore_index is None else ignore_index  # torch's linear_cross_entropy takes None too
     return _read_ids(form, target, class_weight, ignored, multilabel)
 
 
@@ -131,6 +158,30 @@ def _read_grouped(form: Form, target: Target, weight: Tensor | None, multilabel:
     # A mean of "sum" is over the positives, weighted as in torch; one of "normalized" is over the rows that have any.
     divisor = weights.sum(-1) if multilabel == "sum" else (target.count > 0).to(form.dtype)
     return Target(ids, weights, target.count.to(form.dtype), divisor)
+
+
+def _read_soft(form: Form, target: SoftTarget, weight: Tensor | None, ignore_index: int) -> Target:
+    """A target of some classes with their probabilities. A class that is listed twice has the sum of both."""
+    ids, probs = target
+    if not (isinstance(ids, Tensor) and isinstance(probs, Tensor)) or ids.is_floating_point() or ids.dtype == torch.bool:
+        raise ArgumentTypeError("`target.ids` must be a tensor of integer ids, and `target.probs` one of floats.")
+    if not probs.is_floating_point():
+        raise ArgumentTypeError(f"`target.probs` must be a float tensor; got {probs.dtype}.")
+    if ids.shape != probs.shape or ids.shape[:-1] != form.shape[:-1] or ids.ndim != len(form.shape):
+        expected = (*form.shape[:-1], "P")
+        raise ArgumentError(
+            f"`target.ids` and `target.probs` must both be {expected}; got {tuple(ids.shape)} and {tuple(probs.shape)}."
+        )
+    listed = ids != ignore_index
+    _check_range(ids, listed, form.shape[-1], ignore_index)
+    weights = torch.where(listed, probs.to(form.dtype), 0)
+    # Written so that nan is wrong: every comparison with it is False.
+    if visible(weights) and not (weights.isfinite() & (weights >= 0)).all():
+        raise ArgumentError("`target.probs` must be finite and not negative; got another number.")
+    ids = torch.where(listed, ids.long(), 0)
+    # Like a float row: it counts as one positive, and a mean divides by the rows.
+    present = (weights.sum(-1) > 0).to(form.dtype)
+    return Target(ids, weights if weight is None else weights * weight[ids], present, present)
 
 
 def check_weight(weight: Tensor | None, num_classes: int) -> Tensor | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -18,7 +18,7 @@ from manymax.engine.drawn import DrawSettings, check_sampler, sampled_loss
 from manymax.engine.head import LinearHead
 from manymax.engine.linear import check_linear, exact_loss, quadratic_loss, read_call
 from manymax.engine.member import Member, Setting
-from manymax.engine.options import Keywords, read_keywords
+from manymax.engine.keywords import PER_CALL, Keywords, read_keywords
 from manymax.errors import ManymaxError
 from manymax.heads.modules import ExactHead, KernelHead, QuadraticHead, SampledHead, learned_property
 from manymax.ops.checks import full_precision
@@ -196,13 +196,13 @@ def _function_parameters(member: Member, base: type[KernelHead]) -> list[inspect
     leading = [
         inspect.Parameter("input", POSITIONAL, annotation="Tensor"),
         inspect.Parameter("linear_weight", POSITIONAL, annotation="Tensor"),
-        inspect.Parameter("target", POSITIONAL, annotation="Tensor | Target"),
+        inspect.Parameter("target", POSITIONAL, annotation="Tensor | Target | SoftTarget"),
     ]
     if issubclass(base, SampledHead):
         leading.append(inspect.Parameter("sampler", POSITIONAL, annotation="Sampler"))
         leading.append(inspect.Parameter("num_negatives", POSITIONAL, default=100, annotation="int | None"))
     shared = Keywords.parameters(base.keywords)
-    place = [parameter.name for parameter in shared].index("weight")  # torch has the bias before the class weights
+    place = [parameter.name for parameter in shared].index("normalize")  # the keywords of scores begin with the bias
     bias = inspect.Parameter("linear_bias", KEYWORD, default=None, annotation="Tensor | None")
     return [*leading, *_settings(member, KEYWORD), *shared[:place], bias, *shared[place:]]
 
@@ -226,7 +226,7 @@ def _class_parameters(member: Member, base: type[KernelHead]) -> list[inspect.Pa
         inspect.Parameter("device", KEYWORD, default=None, annotation="torch.device | str | None"),
         inspect.Parameter("dtype", KEYWORD, default=None, annotation="torch.dtype | None"),
     ]
-    return parameters + Keywords.parameters(base.keywords)
+    return parameters + Keywords.parameters(name for name in base.keywords if name not in PER_CALL)
 
 
 def _function_doc(member: Member, base: type[KernelHead]) -> str:
@@ -240,7 +240,8 @@ def _function_doc(member: Member, base: type[KernelHead]) -> str:
         "Args:",
         "    input: (..., d) queries.",
         "    linear_weight: (C, d) class vectors.",
-        "    target: ids (...), padded ids (..., P), bool or float rows (..., C), or what `group_pairs` returns.",
+        "    target: ids (...), padded ids (..., P), bool or float rows (..., C), a `SoftTarget`, or what `group_pairs`",
+        "        returns.",
     ]
     if issubclass(base, SampledHead):
         lines += [
@@ -248,12 +249,13 @@ def _function_doc(member: Member, base: type[KernelHead]) -> str:
             "    num_negatives: k, the number of negatives drawn for each positive.",
         ]
     lines += [f"    {s.name}: {s.help}" for s in member.settings]
-    lines += [f"    {line}" for line in _shared_docs(base)]
+    lines += ["    linear_bias: (C,), added to the scores; -inf masks a class."]
+    lines += [f"    {line}" for line in _shared_docs(base.keywords)]
     lines += [
-        "    linear_bias: (C,), added to the scores; -inf masks a class.",
         "",
         "Returns:",
-        '    A scalar, or (...) for `reduction="none"`, in the dtype of `input` (float32 under autocast).',
+        '    A scalar, or (...) for `reduction="none"`: float32 for queries in half precision, else in their dtype. With',
+        "    `stats` a `LossResult`.",
     ]
     return "\n".join([*lines, "", *_kernel_doc(member)]).rstrip() + "\n"
 
@@ -276,27 +278,38 @@ def _class_doc(member: Member, base: type[KernelHead]) -> str:
     if any(setting.learned for setting in member.settings):
         lines.append("    learnable: learn the setting along with the model; its value is then where training begins.")
     lines += ["    bias, device, dtype: of the head's own class vectors."]
-    lines += [f"    {line}" for line in _shared_docs(base)]
+    lines += [f"    {line}" for line in _shared_docs([name for name in base.keywords if name not in PER_CALL])]
     return "\n".join(lines) + "\n"
 
 
-def _shared_docs(base: type[KernelHead]) -> list[str]:
-    """One line of documentation for each of the shared keywords that a kind of head takes."""
+def _shared_docs(names: Sequence[str]) -> list[str]:
+    """One line of documentation for each of these shared keywords."""
     lines = {
         "shared": "shared: draw k negatives once for all rows, which makes their scores one matmul.",
         "sparse_grad": "sparse_grad: give `linear_weight` a gradient of the touched rows only, a sparse tensor.",
         "generator": "generator: the source of randomness of the draws; torch's default one if None.",
+        "negatives": "negatives: (..., H) ids that are negatives of their row beside the drawn ones, padded with -100.",
+        "normalize": "normalize: divide queries and class vectors by their norms; a zero vector stays zero.",
+        "temperature": "temperature: divides the products of queries and class vectors; a tensor gets its gradient.",
+        "softcap": "softcap: c, for scores c tanh(s / c); a masked class stays masked.",
+        "exclude": "exclude: (..., E) ids left out of the sums of their row, padded with -100; its own positive stays in.",
+        "decoupled": "decoupled: leave the positive out of the sum of its own loss, which may then be negative.",
         "weight": "weight: (C,) class weights.",
+        "row_weight": "row_weight: (...) a factor of the loss of each row; a mean divides by their sum.",
         "reduction": 'reduction: "none", "mean" or "sum".',
         "ignore_index": "ignore_index: an id that is no positive; a row without one has loss 0 and is not computed.",
         "label_smoothing": "label_smoothing: share of each positive that is spread evenly over the classes not masked.",
         "multilabel": 'multilabel: "sum" of the losses of a row\'s positives, or "normalized", the loss at t / |t|.',
+        "num_items": "num_items: what a mean divides by instead of its own count, for batches that are accumulated.",
+        "shift": "shift: `input` (B, T, d) and `target` (B, T) are sequences: position t predicts target t + 1.",
+        "z_loss": "z_loss: c, adds c (log Z)^2 for each positive, Z the sum of exponentials.",
+        "stats": "stats: what the result holds of each row beside the loss; see `LossResult`.",
         "options": "options: `HeadOptions` or a mapping of its fields.",
     }
     # A keyword that is added to `Keywords` fails here, at import, until it has its line.
     known = [f.name for f in fields(Keywords)]
     assert list(lines) == known, "every shared keyword has a line of documentation"
-    return [line for name, line in lines.items() if name in base.keywords]
+    return [line for name, line in lines.items() if name in names]
 
 
 def _kernel_doc(member: Member) -> list[str]:

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from manymax.engine.drawn import DrawSettings, check_sampler, sampled_loss
 from manymax.engine.head import LinearHead
-from manymax.engine.linear import HeadCall, exact_loss, quadratic_loss, read_call
+from manymax.engine.linear import HeadCall, check_keywords, exact_loss, quadratic_loss, read_call
 from manymax.engine.member import Setting
-from manymax.engine.options import EXACT_KEYWORDS, SAMPLED_KEYWORDS, Keywords, read_keywords
+from manymax.engine.keywords import EXACT_KEYWORDS, PER_CALL, SAMPLED_KEYWORDS, Keywords, read_keywords
 from manymax.engine.ranks import Shards
-from manymax.engine.target import Target
+from manymax.engine.target import SoftTarget, Target
 from manymax.ops.checks import full_precision
 from manymax.samplers.base import Sampler
 from manymax.samplers.uniform import UniformSampler
@@ -48,11 +48,16 @@ class KernelHead(LinearHead):
         # Read here, so that a bad keyword fails at construction and not at the first step.
         read = read_keywords(given, num_classes, self.honours, self.honours_why)
         self.member.takes.check(self.member.name, None, read.label_smoothing)
+        check_keywords(self.member, read)
         for name in self.keywords:
-            if name == "weight":  # a buffer moves with `.to(device)` and is in the state dict
-                self.register_buffer("weight", read.weight)
+            value = getattr(read, name)
+            if name in PER_CALL:
+                continue
+            # A buffer moves with `.to(device)` and is in the state dict; `setattr` makes a parameter of a parameter.
+            if name == "weight" or (isinstance(value, Tensor) and not isinstance(value, nn.Parameter)):
+                self.register_buffer(name, value)
             else:
-                setattr(self, name, getattr(read, name))
+                setattr(self, name, value)
 
     def _keep(self, setting: Setting, value: Any, learnable: bool) -> None:
         """Keep a setting as an attribute, or as a parameter if it is to be learned."""
@@ -78,18 +83,43 @@ class KernelHead(LinearHead):
         return None if self.member.ranking_key is None else self.member.ranking_key(**self.settings())
 
     def read(
-        self, input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None, target: Tensor | Target, shards: Shards
+        self,
+        input: Tensor,
+        linear_weight: Tensor,
+        linear_bias: Tensor | None,
+        target: Tensor | Target | SoftTarget,
+        shards: Shards,
+        **per_call: Any,
     ) -> HeadCall:
         """Read and check a call with the class vectors of one rank, without any exchange."""
         # From the attributes as they are now: they may have been changed since construction, like those of torch's
         # losses.
-        keywords = Keywords(**{name: getattr(self, name) for name in self.keywords})
+        kept = {name: getattr(self, name) for name in self.keywords if name not in PER_CALL}
+        keywords = Keywords(**kept, **per_call)
         return read_call(self.member, input, linear_weight, linear_bias, target, keywords, shards)
 
-    def forward(self, input: Tensor, target: Tensor | Target, linear_weight: Tensor | None = None) -> Tensor:
-        """The loss of queries (..., d); `linear_weight` (C, d) replaces the head's own class vectors."""
+    def forward(
+        self,
+        input: Tensor,
+        target: Tensor | Target | SoftTarget,
+        linear_weight: Tensor | None = None,
+        *,
+        exclude: Tensor | None = None,
+        row_weight: Tensor | None = None,
+        num_items: float | Tensor | None = None,
+    ) -> Tensor:
+        """The loss of queries (..., d); `linear_weight` (C, d) replaces the head's own class vectors.
+
+        The other keywords are those of the function of the same name that hold something about each row.
+        """
+        return self._call(input, target, linear_weight, exclude=exclude, row_weight=row_weight, num_items=num_items)
+
+    def _call(
+        self, input: Tensor, target: Tensor | Target | SoftTarget, linear_weight: Tensor | None, **per_call: Any
+    ) -> Tensor:
+        """The loss on this process, which is the one rank that holds all classes."""
         vectors, bias = self.vectors(linear_weight)
-        call = self.read(input, vectors, bias, target, Shards((self.num_classes,)))  # one rank that holds all classes
+        call = self.read(input, vectors, bias, target, Shards((self.num_classes,)), **per_call)
         with full_precision(input):
             return self.compute(call)
 
@@ -174,6 +204,24 @@ class SampledHead(KernelHead):
         if self.member.check is not None:
             self.member.check(num_negatives=num_negatives, **self.settings())
         self.num_negatives = num_negatives
+
+    def forward(
+        self,
+        input: Tensor,
+        target: Tensor | Target | SoftTarget,
+        linear_weight: Tensor | None = None,
+        *,
+        negatives: Tensor | None = None,
+        exclude: Tensor | None = None,
+        row_weight: Tensor | None = None,
+        num_items: float | Tensor | None = None,
+    ) -> Tensor:
+        """The loss of queries (..., d); `linear_weight` (C, d) replaces the head's own class vectors.
+
+        The other keywords are those of the function of the same name that hold something about each row.
+        """
+        rows = {"negatives": negatives, "exclude": exclude, "row_weight": row_weight, "num_items": num_items}
+        return self._call(input, target, linear_weight, **rows)
 
     def compute(self, call: HeadCall) -> Tensor:
         """The loss of a call with fresh negatives, the same on every rank."""

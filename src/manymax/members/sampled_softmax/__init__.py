@@ -22,6 +22,7 @@ MEMBER = Member(
     loss=sampled_softmax_loss,
     module=SampledSoftmaxLoss,
     formulas=FORMULAS,
+    log_partition=True,
     facts=FACTS,
     settings=SETTINGS,
     examples=({"correction": "logq"}, {"correction": "none"}, {"correction": "partition"}),

@@ -42,8 +42,8 @@ CORRECTIONS = ("none", "logq", "partition")
 DEBIAS = (None, "delta", "jackknife")
 
 
-def _logits(sample: SampledScores, correction: str) -> tuple[Tensor, Tensor]:
-    """Logits c_y (...) of positives and c_j (..., K) of negatives (-inf if masked), up to a constant per row."""
+def _logits(sample: SampledScores, correction: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits c_y (...) of positives and c_j (..., K) of negatives (-inf if masked), less an offset (...) of the row."""
     positive, negative, ranks = sample.positive, sample.negative, sample.ranks
     # The loss depends on differences of scores only. A common offset goes first: float32 numbers near 1000 are 6e-5
     # apart, and adding log q to such a score would round it to that. The offset needs no gradient. The largest score
@@ -55,13 +55,14 @@ def _logits(sample: SampledScores, correction: str) -> tuple[Tensor, Tensor]:
         positive, negative = positive - sample.log_q_positive, negative - sample.log_q_negative
     elif correction == "partition":
         negative = negative - sample.log_q_negative - math.log(sample.num_negatives)
-    return positive, negative
+    return positive, negative, offset
 
 
-def _log_sum(positive: Tensor, negative: Tensor, ranks: Ranks) -> Tensor:
-    """log(exp(c_y) + sum_j exp(c_j)) over the negatives of all ranks, (...), a shared value."""
+def _log_sum(positive: Tensor, negative: Tensor, ranks: Ranks, with_positive: bool = True) -> Tensor:
+    """log(exp(c_y) + sum_j exp(c_j)) over the negatives of all ranks, (...), a shared value; c_y may be left out."""
     if ranks.alone:
-        return torch.cat([positive.unsqueeze(-1), negative], -1).logsumexp(-1)
+        every = torch.cat([positive.unsqueeze(-1), negative], -1) if with_positive else negative
+        return every.logsumexp(-1)
     # Relative to the maximum over all ranks no exponential exceeds 1, and the largest is 1: nothing overflows, and the
     # sum cannot vanish. The positive is finite, so the maximum is finite although all negatives may be masked; nan or
     # +inf on one rank reaches all of them, which then raise the same error.
@@ -72,7 +73,7 @@ def _log_sum(positive: Tensor, negative: Tensor, ranks: Ranks) -> Tensor:
         )
     # Every rank has the positive: inside of the sum over the ranks it would be counted once per rank.
     total = ranks.total((negative - top.unsqueeze(-1)).exp().sum(-1))
-    return ((positive - top).exp() + total).log() + top
+    return (((positive - top).exp() + total) if with_positive else total).log() + top
 
 
 def _delta(positive: Tensor, negative: Tensor, sample: SampledScores) -> Tensor:
@@ -160,7 +161,10 @@ def sampled_softmax_kernel(
     """
 
     def rows(sample: SampledScores) -> Tensor:
-        positive, negative = _logits(sample, correction)
+        positive, negative, offset = _logits(sample, correction)
+        if sample.decoupled or sample.z_loss > 0:
+            log_sum = _log_sum(positive, negative, sample.ranks, not sample.decoupled)
+            return log_sum - positive + sample.z_loss * (log_sum + offset).square()
         # One fused call on one rank; on several the sum over the negatives must first be completed by the others.
         if sample.ranks.alone:
             losses = -log_softmax(torch.cat([positive.unsqueeze(-1), negative], -1), -1)[..., 0]

@@ -14,6 +14,7 @@ MEMBER = Member(
     module=SoftmaxLoss,
     foundation=foundation,
     formulas=FORMULAS,
+    log_partition=True,
     facts=FACTS,
     native=True,
     kernel=softmax_kernel,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,7 @@ from manymax.engine import native, native_library
 from manymax.engine.blocks import Block, BlockResult, Dense, Kernel, Sparse
 from manymax.engine.cost import DOUBLE, MARKED, EntryCost, NativeCost, Work, exact_cost, exact_traffic
 from manymax.engine.ranks import columns
+from manymax.errors import ArgumentError
 from manymax.members.softmax.loss import omega
 from manymax.ops.checks import check_finite
 
@@ -39,8 +42,11 @@ def softmax_kernel() -> Kernel:
 
 def block_softmax(block: Block) -> BlockResult:
     """Losses (n,) and gradient of a block of scores (n, C'); the gradient overwrites the scores."""
-    if not block.ranks.alone:
-        return _sharded_rows(block)
+    keywords = block.keywords
+    if keywords.decoupled or block.target.hit is not None:
+        return _compared_rows(block)
+    if not block.ranks.alone or keywords.z_loss > 0:
+        return _rows_in_parts(block)
     return _whole_rows(block) if block.level is None else _native_rows(block)
 
 
@@ -100,13 +106,14 @@ def _whole_rows(block: Block) -> BlockResult:
     return result
 
 
-def _sharded_rows(block: Block) -> BlockResult:
-    """The result of a block whose classes are split over ranks: each rank has a part of every row.
+def _rows_in_parts(block: Block) -> BlockResult:
+    """The result of a block whose classes may be split over ranks: each rank has a part of every row.
 
     Each rank turns its scores into e^(s - m) relative to a maximum m of its own, or into their softmax; a factor of the
     row makes probabilities over the classes of all ranks out of them.
     """
     target, ranks, dtype, in_torch = block.target, block.ranks, block.scores.dtype, block.level is None
+    z_loss = block.keywords.z_loss
     # Before anything is overwritten; for float rows `pick` is a view of the scores, hence the copy.
     positive_scores = target.pick(block.scores).clone()
     rank_maximum, rank_sum = (_sum_in_place if in_torch else _native_sum_in_place)(block)
@@ -119,10 +126,14 @@ def _sharded_rows(block: Block) -> BlockResult:
     factor = (rank_maximum - maximum).double().exp().squeeze(1)
     # Second exchange: both sums of a row in one message.
     partition, inner = ranks.sum(columns(factor * rank_sum, inner)).unbind(1)
-    result = BlockResult((target.total * partition.log() - inner).to(dtype))
+    log_z = partition.log() + maximum.squeeze(1).double()
+    losses = target.total * (partition.log() + z_loss * log_z.square()) - inner
+    result = BlockResult(losses.to(dtype))
     if target.coefficient is None:
         return result
-    share = (factor * rank_sum / partition if in_torch else factor / partition).to(dtype)
+    # d (log Z + c (log Z)^2) = (1 + 2 c log Z) p
+    share = (factor * rank_sum / partition if in_torch else factor / partition) * (1 + 2 * z_loss * log_z)
+    share = share.to(dtype)
     if target.ids is not None and target.share is None:
         # coefficient (total share e - t): the factor of the row stays outside of the table, and the few positives are
         # entries of their own, because it may be 0 in float32 where another rank holds all of the probability.
@@ -137,6 +148,67 @@ def _sharded_rows(block: Block) -> BlockResult:
     target.subtract_(block.scores)
     result.parts.append(Dense(block.scores, target.row_coefficient))
     return result
+
+
+def _compared_rows(block: Block) -> BlockResult:
+    """The result of a block whose positives have sums of their own: `decoupled`, or positives that are excluded.
+
+    With N the classes that are no positives and are not excluded, and K the positives that are not,
+
+        loss = sum_i t_i (log S_i - s_i),   S_i = sum over N + sum over K without i + e^(s_i), the last unless decoupled.
+
+    The sum over N is taken once per row; all others are sums over the few positives.
+    """
+    target, ranks, dtype, in_torch = block.target, block.ranks, block.scores.dtype, block.level is None
+    z_loss, own = block.keywords.z_loss, 0.0 if block.keywords.decoupled else 1.0
+    assert target.ids is not None
+    row, column = (target.weights != 0).nonzero(as_tuple=True)
+    picked = torch.zeros_like(target.weights)
+    picked[row, column] = block.scores[row, target.ids[row, column]]
+    block.scores[row, target.ids[row, column]] = -torch.inf
+    without_tops = replace(block, tops=None)  # a maximum may have been that of a positive
+    rank_maximum, rank_sum = (_sum_in_place if in_torch else _native_sum_in_place)(without_tops)
+    # All positives of a row and their weights, on every rank: each is held by one of them.
+    scores, weights = ranks.sum(torch.stack([picked.double(), target.weights.double()])).unbind(0)
+    positive = weights != 0
+    maximum = ranks.maximum(rank_maximum).double()
+    if (maximum.isnan() | (maximum == torch.inf)).any() or not scores.isfinite().all():
+        check_finite(torch.cat([maximum, scores], 1).amax(1))
+    top = torch.maximum(maximum, torch.where(positive, scores, -torch.inf).amax(1, keepdim=True))
+    top = torch.where(top > -torch.inf, top, 0)
+    factor = (rank_maximum.double() - top).exp().squeeze(1)  # 0 where all classes of this rank are left out
+    others = ranks.sum(factor * rank_sum).unsqueeze(1)
+    each = torch.where(positive, (scores - top).exp(), 0)
+    counted = each if target.hit is None else torch.where(target.hit, 0, each)
+    sums = others + _sum_without_one(counted) + own * each
+    if (positive & (sums == 0)).any():
+        raise ArgumentError("a row has no class left that its positive is compared with: every other one is excluded.")
+    log_sums = torch.where(positive, sums, 1).log()
+    log_z = log_sums + top
+    losses = weights * torch.where(positive, log_sums - (scores - top) + z_loss * log_z.square(), 0)
+    result = BlockResult(losses.sum(1).to(dtype))
+    if target.coefficient is None:
+        return result
+    # d loss / d log S_i over S_i: what a class of the sum S_i gets for its exponential
+    rate = torch.where(positive, weights * (1 + 2 * z_loss * log_z) / sums, 0)
+    gradient = counted * _sum_without_one(rate) + own * each * rate - weights
+    coefficient = target.factor.double()
+    share = rate.sum(1) * (factor * rank_sum if in_torch else factor)
+    values = (coefficient.unsqueeze(1) * gradient)[row, column].to(dtype)
+    result.parts += [
+        Dense(block.scores, (coefficient * share).to(dtype)),
+        Sparse(row, target.ids[row, column], values),
+    ]
+    return result
+
+
+def _sum_without_one(values: Tensor) -> Tensor:
+    """For each entry of values (n, P) the sum of the others of its row, (n, P)."""
+    # Sums from both ends, and not the whole sum minus the entry, which would lose the others where it is much larger.
+    zero = values.new_zeros(len(values), 1)
+    before = torch.cat([zero, values.cumsum(1)[:, :-1]], 1)
+    after = torch.cat([values.flip(1).cumsum(1).flip(1)[:, 1:], zero], 1)
+    return before + after
 
 
 def _native_sum_in_place(block: Block) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,106 @@
+"""What the keywords of scores and sums mean where negatives are drawn: norms, soft cap, exclusions, given negatives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from manymax.engine.linear import HeadCall
+from manymax.engine.sampled_scores import SampledScores
+from manymax.engine.selected_scores import SharedRows, class_scores
+from manymax.errors import ArgumentError
+from manymax.ops.checks import visible
+
+
+def plain(call: HeadCall) -> bool:
+    """Whether a score is a product and a bias, and a sum one over the positive and the draws, with nothing else."""
+    keywords = call.keywords
+    special = keywords.normalize, keywords.softcap, keywords.exclude, keywords.negatives
+    return not any(value is not None and value is not False for value in special) and not sums_differ(call)
+
+
+def sums_differ(call: HeadCall) -> bool:
+    """Whether the sum of a loss is not over its positive and its negatives, or is in the loss in another way."""
+    return call.keywords.decoupled or call.keywords.z_loss > 0
+
+
+def finished(call: HeadCall, products: Tensor, ids: Tensor) -> Tensor:
+    """Scores from the products of queries and class vectors: norms, bias and soft cap.
+
+    Args:
+        call: of the head.
+        products: of any shape.
+        ids: of a shape that broadcasts to it, classes as this rank numbers them.
+    """
+    keywords, scores = call.keywords, products
+    if keywords.normalize:
+        scores = scores * _inverse_norms(call, ids)
+    if call.bias is not None:
+        scores = scores + call.bias[ids]
+    if keywords.softcap is not None:
+        masked = scores == -torch.inf
+        capped = keywords.softcap * torch.tanh(torch.where(masked, 0, scores) / keywords.softcap)
+        scores = torch.where(masked, -torch.inf, capped)
+    return scores
+
+
+def _inverse_norms(call: HeadCall, ids: Tensor) -> Tensor:
+    """1 / |w| of the class vectors `ids`, in the shape of these, with gradients; 0 for a zero vector."""
+    # Each class once, however often it was drawn; never the whole table.
+    distinct, place = ids.unique(return_inverse=True)
+    vectors = SharedRows.apply(call.vectors, distinct, call.keywords.sparse_grad, call.queries.dtype)
+    square = vectors.square().sum(1)
+    live = square > 0  # the derivative of a norm at zero is nan, chosen or not
+    return torch.where(live, 1 / torch.where(live, square, 1).sqrt(), 0)[place]
+
+
+def listed_in(lists: Tensor, rows: Tensor, ids: Tensor, num_classes: int) -> Tensor:
+    """(M, k) which of the ids, (M, k) or (k,), are in the list lists[rows_m] of their row.
+
+    Args:
+        lists: (N, E) ids, -100 where there is none.
+        rows: (M,).
+        ids: (M, k), or (k,) for all rows.
+        num_classes: C, of which all ids are smaller.
+    """
+    # One number for each pair of a row and a class, so that one search finds all pairs that are in both.
+    row = torch.arange(len(lists), device=lists.device).unsqueeze(1) * num_classes
+    return torch.isin(rows.unsqueeze(1) * num_classes + ids, torch.where(lists >= 0, row + lists, -1))
+
+
+def with_given_negatives(
+    call: HeadCall, sample: SampledScores, rows: Tensor, target: Tensor, ids: Tensor, given: Tensor
+) -> SampledScores:
+    """A sample with the given negatives of each row as further columns, beside its draws.
+
+    They are in the sum once, for sure: like a draw with k q = 1. Draws of the same class are masked, so that no class
+    counts twice, and a given negative that is the positive is none.
+
+    Args:
+        call: of the head. sample: of M positives.
+        rows, target: (M,) the query and the class of each positive.
+        ids: (M, K) or (K,), the classes of the sample's negatives; -1 where a column is none.
+        given: (N, H) ids, -100 where there is none.
+    """
+    shards, lists = call.shards, given[rows]
+    use = (lists >= 0) & (lists != target.unsqueeze(1)) & shards.inside(lists)
+    local = torch.where(use, lists - shards.start, 0)
+    scores = finished(call, class_scores(call.queries, call.vectors, rows, local, call.keywords), local)
+    scores = torch.where(use, scores, -torch.inf)
+    drawn_again = listed_in(given, rows, ids, shards.num_classes)
+    own = torch.ones_like(sample.negative, dtype=torch.bool) if sample.own is None else sample.own
+    log_q = torch.full_like(scores, -1.0).mul_(torch.tensor(float(sample.num_negatives)).log().item())
+    return replace(
+        sample,
+        negative=torch.cat([torch.where(drawn_again, -torch.inf, sample.negative), scores], 1),
+        log_q_negative=torch.cat([sample.log_q_negative, log_q], 1),
+        own=torch.cat([own, torch.zeros_like(use)], 1),
+    )
+
+
+def check_sums(losses: Tensor, decoupled: bool) -> None:
+    """Raise if a positive that is left out of its own sum has nothing left in it."""
+    if decoupled and visible(losses) and (losses == -torch.inf).any():
+        raise ArgumentError("`decoupled` needs a negative: every one of a row is masked.")

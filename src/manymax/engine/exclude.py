@@ -1,0 +1,53 @@
+"""Ids that are left out of the sums of their row: reading them, and what they mean for the positives of the row."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from manymax.engine.target import Target
+from manymax.errors import ArgumentError, ArgumentTypeError
+from manymax.ops.checks import visible
+
+
+def read_listed_ids(name: str, ids: Tensor | None, batch: torch.Size, classes: int) -> Tensor | None:
+    """Some ids for each row of a batch, padded with -100, checked and flattened to (N, E); None if there are none."""
+    if ids is None:
+        return None
+    if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        kind = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
+        raise ArgumentTypeError(f"`{name}` must be a tensor of integer ids, padded with -100; got {kind}.")
+    if ids.ndim != len(batch) + 1 or ids.shape[:-1] != batch:
+        raise ArgumentError(f"`{name}` must have shape {(*batch, 'E')} to fit `input`; got {tuple(ids.shape)}.")
+    flat = ids.reshape(batch.numel(), ids.shape[-1]).long()
+    wrong = visible(flat) and flat.numel() and (int(flat.max()) >= classes or bool(((flat < 0) & (flat != -100)).any()))
+    if wrong:
+        raise ArgumentError(
+            f"`{name}` ids must be in [0, {classes}) or -100; got {int(flat.min())} to {int(flat.max())}."
+        )
+    return flat
+
+
+def spare_positives(exclude: Tensor, target: Target, num_classes: int) -> tuple[Tensor, Tensor]:
+    """What is left out of the sums of each row, and which positives are left out of the sums of others.
+
+    The own positive of a row is in the sum of its loss even if it is listed. In a row with one positive it is therefore
+    taken off the list. A row with several has one sum for each: a listed positive is in its own and in no other.
+
+    Args:
+        exclude: (N, E) ids, -100 where there is none.
+        target: with listed ids (N, P).
+        num_classes: C.
+
+    Returns:
+        The list (N, E) without the positives of rows that have only one, and (N, P) the positives that are listed.
+    """
+    assert target.ids is not None
+    positive = target.weights != 0
+    # One number for each pair of a row and a class, so that one search finds all pairs that are in both lists.
+    row = torch.arange(len(exclude), device=exclude.device).unsqueeze(1) * num_classes
+    pairs, listed = row + target.ids, torch.where(exclude >= 0, row + exclude, -1)
+    hit = torch.isin(pairs, listed) & positive
+    own = torch.isin(listed, torch.where(positive, pairs, -2))
+    alone = positive.sum(1, keepdim=True) <= 1
+    return torch.where(own & alone, -100, exclude), hit & ~alone

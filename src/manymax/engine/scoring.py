@@ -1,0 +1,149 @@
+"""From products of queries and class vectors to scores, and back from gradients of scores to those of the products.
+
+    z = q . w          one matmul; the caller has divided q by its norm and by the temperature, as the keywords say
+    s = z / |w| + b    with `normalize`
+    s = c tanh(s / c)  with `softcap`
+
+A block holds s. The kernel of a member gives the gradient of s, and `Scoring.chain` turns it into that of z, from which
+those of q and w follow as ever. A normalised copy of the class vectors is never made: with G = sum_n g_n q_n / |w|, the
+gradient of a class vector is G without its part along w, which is known when all blocks are done (`project`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from manymax.engine import native
+from manymax.engine.blocks import PIECE, Dense, Mixed, Sparse
+
+# Class vectors whose norms, or parts along themselves, are computed at a time, so that temporary copies stay small.
+CLASSES = 1 << 14
+
+
+def inverse_norm(vectors: Tensor) -> Tensor:
+    """1 / |v| of vectors (..., d), (...); 1 for a zero vector, whose products are 0 whatever the factor is."""
+    norm = torch.linalg.vector_norm(vectors, dim=-1)
+    return 1 / torch.where(norm > 0, norm, 1)
+
+
+def unit(vectors: Tensor) -> Tensor:
+    """v / |v| of vectors (..., d), with gradients through the norm; a zero vector stays zero and has a gradient of 0."""
+    # The square is taken of 1 where a vector is zero: the derivative of a norm at zero is nan, chosen or not.
+    square = vectors.square().sum(-1, keepdim=True)
+    live = square > 0
+    return torch.where(live, vectors / torch.where(live, square, 1).sqrt(), 0)
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How the scores of one call follow from products.
+
+    num_classes: C.
+    scale: (C,) 1 / |w| of the class vectors; None without `normalize`.
+    bias: (C,) or None.
+    softcap: c, or None.
+    level: the dispatch level of the native library that serves the call; None for plain torch.
+    """
+
+    num_classes: int
+    scale: Tensor | None = None
+    bias: Tensor | None = None
+    softcap: float | None = None
+    level: str | None = None
+
+    @classmethod
+    def of(
+        cls, vectors: Tensor, bias: Tensor | None, normalize: bool, softcap: float | None, level: str | None
+    ) -> Scoring:
+        """The scoring of class vectors (C, d) with a bias (C,)."""
+        scale = torch.cat([inverse_norm(part) for part in vectors.split(CLASSES)]) if normalize else None
+        return cls(vectors.shape[0], scale, bias, softcap, level)
+
+    @property
+    def plain(self) -> bool:
+        """Whether a score is the product and the bias, and nothing else."""
+        return self.scale is None and self.softcap is None
+
+    def finish(self, scores: Tensor, capped: Tensor | None) -> Tensor | None:
+        """Turn products into scores, in place; returns the maxima of groups of classes where native code does it.
+
+        Args:
+            scores: (n, C'), products; columns beyond the classes are padding and hold -inf.
+            capped: (n, C'), where a copy of the capped scores is to be written; None if nobody needs it.
+        """
+        if self.level is not None:
+            how = self.scale, self.bias, self.softcap, capped, self.num_classes
+            return native.finish_scores(self.level, scores, *how)
+        table = scores[:, : self.num_classes]
+        if self.scale is not None:
+            table *= self.scale
+        if self.bias is not None:
+            table += self.bias  # -inf masks a class
+        if self.softcap is not None:
+            masked = table == -torch.inf
+            table.div_(self.softcap).tanh_().mul_(self.softcap).masked_fill_(masked, -torch.inf)
+            if capped is not None:
+                capped.copy_(scores)
+        return None
+
+    def chain(self, part: Dense | Sparse | Mixed, capped: Tensor | None) -> Dense | Sparse | Mixed:
+        """The gradient of the products from a part of that of the scores; a table is changed in place.
+
+        Args:
+            part: of the gradient of a block.
+            capped: (n, C') the capped scores of the block; None without a soft cap.
+        """
+        if isinstance(part, Sparse):
+            values = part.values
+            if self.scale is not None:
+                values = values * self.scale[part.classes]
+            if capped is not None:
+                values = values * self._slope(capped[part.rows, part.classes])
+            return replace(part, values=values)
+        table = part.table
+        if self.level is not None:
+            count, rows = (part.count, None) if isinstance(part, Mixed) else (None, part.rows)
+            how = self.scale, capped, self.softcap, self.num_classes
+            native.chain_gradient(self.level, table, count, rows, *how)
+            return part
+        assert isinstance(part, Dense)  # native kernels alone leave packed rows
+        step = max(1, PIECE // table.shape[1])
+        for start in range(0, len(table), step):  # in pieces, so that temporary tables stay in cache
+            piece = table[start : start + step]
+            if capped is not None:
+                rows = slice(start, start + step) if part.rows is None else part.rows[start : start + step]
+                # A masked class has the gradient 0, and the slope of a score of -inf must not be multiplied with it.
+                piece.mul_(torch.where(piece != 0, self._slope(capped[rows]), 0))
+            if self.scale is not None:
+                piece[:, : len(self.scale)] *= self.scale
+        return part
+
+    def _slope(self, capped: Tensor) -> Tensor:
+        """d s' / d s = 1 - (s' / c)^2 of capped scores s' = c tanh(s / c)."""
+        assert self.softcap is not None
+        return 1 - (capped / self.softcap).square()
+
+    def project(self, grad: Tensor, linear_weight: Tensor) -> Tensor:
+        """The gradient of class vectors from G = sum_n g_n q_n / |w|: its part across w. In place, or row-sparse.
+
+        Args:
+            grad: (C, d), dense or row-sparse.
+            linear_weight: (C, d).
+        """
+        if self.scale is None:
+            return grad
+        ids, rows = (grad.indices()[0], grad.values()) if grad.is_sparse else (None, grad)
+        for start in range(0, len(rows), CLASSES):
+            part = slice(start, start + CLASSES)
+            chosen = part if ids is None else ids[part]
+            direction = linear_weight[chosen] * self.scale[chosen].unsqueeze(1)
+            across = rows[part] - direction * (direction * rows[part]).sum(1, keepdim=True)
+            rows[part] = torch.where(direction.any(1, keepdim=True), across, 0)  # a zero vector stays zero
+        return grad
+
+    def bias_gradient(self, grad: Tensor | None) -> Tensor | None:
+        """The gradient of the bias (C,) from the sum of the gradients of products, which have the factor 1 / |w|."""
+        return grad if grad is None or self.scale is None else grad / self.scale
