@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import manymax
 from manymax.engine import native_library
-from manymax.engine.native_selected import TABLE_KINDS
 from manymax.engine.keywords import Keywords
+from manymax.engine.native_selected import TABLE_KINDS
 from manymax.engine.options import HeadOptions
 from manymax.engine.selected_scores import SelectedScores, class_scores
 from manymax.errors import ArgumentError

@@ -18,9 +18,9 @@ from torch.nn.functional import pad
 
 from manymax.distributed.collectives import ProcessRanks
 from manymax.distributed.sharding import make_shards, overlaps
+from manymax.engine.exclude import read_listed_ids
 from manymax.engine.head import LinearHead
 from manymax.engine.linear import HeadCall, check_linear
-from manymax.engine.exclude import read_listed_ids
 from manymax.engine.ranking import linear_topk
 from manymax.engine.ranks import Shards
 from manymax.engine.target import SoftTarget, Target
@@ -124,7 +124,9 @@ class ShardedHead(nn.Module):
         """
         # All checks come before the first exchange of the computation: a rank that raises during it would leave the
         # others waiting. What only shows later (nan in the scores) is found in shared numbers, so that all ranks raise.
-        call = self.ranks.agree(lambda: self._read(input, target, linear_weight, per_call), _num_rows(input), self.span.device)
+        call = self.ranks.agree(
+            lambda: self._read(input, target, linear_weight, per_call), _num_rows(input), self.span.device
+        )
         # Autocast must not round the products of a loss to half precision, on one process or on many.
         with full_precision(input):
             return self.head.compute(call)

@@ -58,7 +58,9 @@ def run(
     level = native.level_for(options, buffer)
     by_native = options.matmul == "float32" and native.multiplies(level, input, linear_weight)
     scoring = Scoring.of(linear_weight, linear_bias, keywords.normalize, keywords.softcap, level)
-    spread_of = None if target.class_weight is None else _weighted_score_sum(target.class_weight, linear_weight, scoring)
+    spread_of = (
+        None if target.class_weight is None else _weighted_score_sum(target.class_weight, linear_weight, scoring)
+    )
     # The slope of a soft cap is a function of the capped scores, which the kernel overwrites.
     kept = torch.empty_like(buffer) if scoring.softcap is not None and target.coefficient is not None else None
 
@@ -95,7 +97,9 @@ def run(
         return None
 
     # The budget of sparse entries is the size of the buffer: entries may take about as much memory as scores do.
-    gradients = Gradients(input, linear_weight, matmul_vectors, wants, options.sparse_grad, buffer.numel(), scoring, level)
+    gradients = Gradients(
+        input, linear_weight, matmul_vectors, wants, options.sparse_grad, buffer.numel(), scoring, level
+    )
     # In float64: one number that sums terms of both signs over all rows and classes.
     losses, grad_setting = [], input.new_zeros((), dtype=torch.float64)
     for start in range(0, input.shape[0], step):

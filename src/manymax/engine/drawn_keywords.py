@@ -7,6 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from manymax.engine.drawn_pairs import PositivePairs
+from manymax.engine.exclude import read_listed_ids
 from manymax.engine.linear import HeadCall
 from manymax.engine.sampled_scores import SampledScores
 from manymax.engine.selected_scores import SharedRows, class_scores
@@ -104,3 +106,16 @@ def check_sums(losses: Tensor, decoupled: bool) -> None:
     """Raise if a positive that is left out of its own sum has nothing left in it."""
     if decoupled and visible(losses) and (losses == -torch.inf).any():
         raise ArgumentError("`decoupled` needs a negative: every one of a row is masked.")
+
+
+def without_excluded(call: HeadCall, pairs: PositivePairs, ids: Tensor, negative: Tensor) -> Tensor:
+    """The scores (M, K) of negatives `ids`, -inf for those that their row excludes."""
+    if call.excluded is None:
+        return negative
+    return torch.where(listed_in(call.excluded, pairs.rows, ids, call.shards.num_classes), -torch.inf, negative)
+
+
+def with_negatives(call: HeadCall, sample: SampledScores, pairs: PositivePairs, ids: Tensor) -> SampledScores:
+    """A sample with the negatives that the caller gives, beside those that were drawn."""
+    given = read_listed_ids("negatives", call.keywords.negatives, call.batch, call.shards.num_classes)
+    return sample if given is None else with_given_negatives(call, sample, pairs.rows, pairs.classes, ids, given)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from manymax.engine.autograd import refuse_second_derivatives
 from manymax.engine.gradients import row_sparse, sum_bags
-from manymax.engine.native_selected import native_gradients, native_scores, serving_level
 from manymax.engine.keywords import Keywords
+from manymax.engine.native_selected import native_gradients, native_scores, serving_level
 from manymax.ops.lookup import lookup
 from manymax.ops.selected_scores import (
     entry_scores,

@@ -163,7 +163,11 @@ def _read_grouped(form: Form, target: Target, weight: Tensor | None, multilabel:
 def _read_soft(form: Form, target: SoftTarget, weight: Tensor | None, ignore_index: int) -> Target:
     """A target of some classes with their probabilities. A class that is listed twice has the sum of both."""
     ids, probs = target
-    if not (isinstance(ids, Tensor) and isinstance(probs, Tensor)) or ids.is_floating_point() or ids.dtype == torch.bool:
+    if (
+        not (isinstance(ids, Tensor) and isinstance(probs, Tensor))
+        or ids.is_floating_point()
+        or ids.dtype == torch.bool
+    ):
         raise ArgumentTypeError("`target.ids` must be a tensor of integer ids, and `target.probs` one of floats.")
     if not probs.is_floating_point():
         raise ArgumentTypeError(f"`target.probs` must be a float tensor; got {probs.dtype}.")

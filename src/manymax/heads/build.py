@@ -16,9 +16,9 @@ from torch import Tensor
 
 from manymax.engine.drawn import DrawSettings, check_sampler, sampled_loss
 from manymax.engine.head import LinearHead
+from manymax.engine.keywords import PER_CALL, Keywords, read_keywords
 from manymax.engine.linear import check_linear, exact_loss, quadratic_loss, read_call
 from manymax.engine.member import Member, Setting
-from manymax.engine.keywords import PER_CALL, Keywords, read_keywords
 from manymax.errors import ManymaxError
 from manymax.heads.modules import ExactHead, KernelHead, QuadraticHead, SampledHead, learned_property
 from manymax.ops.checks import full_precision

@@ -8,11 +8,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from manymax.engine.call_keywords import check_keywords
 from manymax.engine.drawn import DrawSettings, check_sampler, sampled_loss
 from manymax.engine.head import LinearHead
-from manymax.engine.linear import HeadCall, check_keywords, exact_loss, quadratic_loss, read_call
-from manymax.engine.member import Setting
 from manymax.engine.keywords import EXACT_KEYWORDS, PER_CALL, SAMPLED_KEYWORDS, Keywords, read_keywords
+from manymax.engine.linear import HeadCall, exact_loss, quadratic_loss, read_call
+from manymax.engine.member import Setting
 from manymax.engine.ranks import Shards
 from manymax.engine.target import SoftTarget, Target
 from manymax.ops.checks import full_precision
