@@ -20,7 +20,7 @@ from manymax.samplers.base import Draw
 
 
 def scores_over_ranks(call: HeadCall, pairs: PositivePairs) -> Callable[[Tensor], Tensor]:
-    """The function of `local_scores` where ranks share the classes: each fills in the scores of its classes, and the sum has all."""
+    """A function from ids to scores, where ranks share the classes: each fills in those of its own, the sum has all."""
     shards = call.shards
 
     def scores(ids: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """The keywords that heads share: what each means, which kinds of heads take it, and how it is read and checked.
 
-They are read once, where a caller gives them, into a frozen object that travels from there to the kernels. A new keyword
-is a new field of `Keywords`: signatures, constructors and checks follow from it.
+They are read once, where a caller gives them, into a frozen object that travels from there to the kernels. A new
+keyword is a new field of `Keywords`: signatures, constructors and checks follow from it.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def inverse_norm(vectors: Tensor) -> Tensor:
 
 
 def unit(vectors: Tensor) -> Tensor:
-    """v / |v| of vectors (..., d), with gradients through the norm; a zero vector stays zero and has a gradient of 0."""
+    """v / |v| of vectors (..., d), with gradients through the norm; a zero vector stays zero, with a gradient of 0."""
     # The square is taken of 1 where a vector is zero: the derivative of a norm at zero is nan, chosen or not.
     square = vectors.square().sum(-1, keepdim=True)
     live = square > 0

@@ -67,8 +67,8 @@ class Target:
 class SoftTarget(NamedTuple):
     """Some classes of each row with their probabilities, such as the k best of a teacher: t_i = probs_i.
 
-    The loss of a row is sum_i t_i l(i, s), as for float rows over all classes. The probabilities need not sum to 1: what
-    a teacher gives to other classes may be left out.
+    The loss of a row is sum_i t_i l(i, s), as for float rows over all classes. The probabilities need not sum to 1:
+    what a teacher gives to other classes may be left out.
 
     ids: (..., P) classes; `ignore_index` pads.
     probs: (..., P), at least 0; what stands beside padding is not looked at.

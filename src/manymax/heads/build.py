@@ -240,8 +240,8 @@ def _function_doc(member: Member, base: type[KernelHead]) -> str:
         "Args:",
         "    input: (..., d) queries.",
         "    linear_weight: (C, d) class vectors.",
-        "    target: ids (...), padded ids (..., P), bool or float rows (..., C), a `SoftTarget`, or what `group_pairs`",
-        "        returns.",
+        "    target: ids (...), padded ids (..., P), bool or float rows (..., C), a `SoftTarget`, or what",
+        "        `group_pairs` returns.",
     ]
     if issubclass(base, SampledHead):
         lines += [
@@ -254,8 +254,8 @@ def _function_doc(member: Member, base: type[KernelHead]) -> str:
     lines += [
         "",
         "Returns:",
-        '    A scalar, or (...) for `reduction="none"`: float32 for queries in half precision, else in their dtype. With',
-        "    `stats` a `LossResult`.",
+        '    A scalar, or (...) for `reduction="none"`: float32 for queries in half precision, else in their dtype.',
+        "    With `stats` a `LossResult`.",
     ]
     return "\n".join([*lines, "", *_kernel_doc(member)]).rstrip() + "\n"
 
@@ -292,7 +292,7 @@ def _shared_docs(names: Sequence[str]) -> list[str]:
         "normalize": "normalize: divide queries and class vectors by their norms; a zero vector stays zero.",
         "temperature": "temperature: divides the products of queries and class vectors; a tensor gets its gradient.",
         "softcap": "softcap: c, for scores c tanh(s / c); a masked class stays masked.",
-        "exclude": "exclude: (..., E) ids left out of the sums of their row, padded with -100; its own positive stays in.",
+        "exclude": "exclude: (..., E) ids left out of the sums of their row, padded with -100; its positive stays in.",
         "decoupled": "decoupled: leave the positive out of the sum of its own loss, which may then be negative.",
         "weight": "weight: (C,) class weights.",
         "row_weight": "row_weight: (...) a factor of the loss of each row; a mean divides by their sum.",

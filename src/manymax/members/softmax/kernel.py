@@ -155,7 +155,9 @@ def _compared_rows(block: Block) -> BlockResult:
 
     With N the classes that are no positives and are not excluded, and K the positives that are not,
 
-        loss = sum_i t_i (log S_i - s_i),   S_i = sum over N + sum over K without i + e^(s_i), the last unless decoupled.
+        loss = sum_i t_i (log S_i - s_i),   S_i = sum over N + sum over K without i + e^(s_i)
+
+    of exponentials, the last of them unless decoupled.
 
     The sum over N is taken once per row; all others are sums over the few positives.
     """
