@@ -172,7 +172,8 @@ def counted_rows(read: Target, label_smoothing: float, row_weight: Tensor | None
     """(n,) the rows that have any target weight, in order; None where all of them do.
 
     Without are ignored rows, those whose positives have class weight 0, and those of row weight 0. Every rank has the
-    whole target and finds the same rows. Under torch.compile and `torch.func` there are no values to look at, and every row counts.
+    whole target and finds the same rows. Under torch.compile and `torch.func` there are no values to look at, and every
+    row counts.
     """
     if not readable(read.count, read.weights):
         return None
