@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from manymax.engine.block_loop import run
-from manymax.engine.blocks import Block, BlockResult
+from manymax.engine.blocks import Kernel
 from manymax.engine.keywords import Keywords
 from manymax.engine.ranks import Ranks, Shards
 from manymax.engine.row_target import RowTarget
@@ -84,11 +84,11 @@ class BlockLoss(torch.autograd.Function):
         linear_bias: Tensor | None,
         setting: Tensor | None,
         target: RowTarget,
-        kernel: Callable[[Block], BlockResult],
+        kernel: Kernel,
         keywords: Keywords,
         shards: Shards,
         enabled: bool,
-    ) -> Tensor:
+    ) -> Tensor | tuple[Tensor, ...]:
         # Autograd says which arguments need a gradient, in their order: queries, class vectors, bias, setting. Those
         # that do not are not computed: frozen class vectors, for example, save a matmul. `enabled` is False under
         # `torch.no_grad()`, where autograd gives the same answer.
@@ -96,16 +96,18 @@ class BlockLoss(torch.autograd.Function):
         wants = queries, vectors, bias
         # Without a coefficient kernels compute losses alone.
         given = target if any(wants) or wants_setting else replace(target, coefficient=None)
-        losses, gradients, grad_setting = run(input, linear_weight, linear_bias, given, kernel, keywords, shards, wants)
+        losses, gradients, grad_setting, stats = run(
+            input, linear_weight, linear_bias, given, kernel, keywords, shards, wants
+        )
         # An attribute and not `save_for_backward`: autograd holds on to saved tensors while the backward runs, and then
         # copies a gradient instead of taking it over. No input is saved, because the gradients need none any more.
         ctx.grads = (*gradients.finish(), grad_setting if wants_setting else None)
         ctx.retain = keywords.options.retain_graph
-        return (losses * target.factor).sum()
+        return _with_stats(ctx, (losses * target.factor).sum(), stats)
 
     @staticmethod
     @refuse_second_derivatives
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor, *unused: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.grads is None:
             raise ManymaxError(
                 "this head computes its gradients in the forward and frees them in the first backward; for a second one"
@@ -116,6 +118,14 @@ class BlockLoss(torch.autograd.Function):
             ctx.grads = None  # nothing else holds them now: autograd may take them over without a copy
         scaled = tuple(None if g is None else _times(g, grad, ctx.retain) for g in grads)
         return (*scaled, *NOT_TENSORS)
+
+
+def _with_stats(ctx: Any, value: Tensor, stats: list[Tensor]) -> Tensor | tuple[Tensor, ...]:
+    """What a forward returns: its value, and the statistics after it, which have no gradient."""
+    if not stats:
+        return value
+    ctx.mark_non_differentiable(*stats)
+    return value, *stats
 
 
 def _times(value: Tensor, factor: Tensor, keep: bool) -> Tensor:
@@ -144,21 +154,23 @@ class BlockRows(torch.autograd.Function):
         linear_bias: Tensor | None,
         setting: Tensor | None,
         target: RowTarget,
-        kernel: Callable[[Block], BlockResult],
+        kernel: Kernel,
         keywords: Keywords,
         shards: Shards,
         enabled: bool,
-    ) -> Tensor:
+    ) -> Tensor | tuple[Tensor, ...]:
         if enabled and any(ctx.needs_input_grad):
             # Saved by autograd, which then refuses a backward after one of them was changed in place.
             ctx.save_for_backward(input, linear_weight, linear_bias)
             ctx.target, ctx.kernel, ctx.keywords, ctx.shards = target, kernel, keywords, shards
         plain = replace(target, coefficient=None)  # tells kernels to skip the gradient
-        return run(input, linear_weight, linear_bias, plain, kernel, keywords, shards, (False, False, False))[0]
+        nothing = False, False, False
+        losses, *_, stats = run(input, linear_weight, linear_bias, plain, kernel, keywords, shards, nothing)
+        return _with_stats(ctx, losses, stats)
 
     @staticmethod
     @refuse_second_derivatives
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor, *unused: Tensor) -> tuple[Tensor | None, ...]:
         input, linear_weight, linear_bias = ctx.saved_tensors
         queries, target = input, replace(ctx.target, coefficient=ctx.target.factor * grad)
         # A row whose factor from above is 0, such as one that was masked out of a sum, has the gradient 0.
@@ -168,8 +180,9 @@ class BlockRows(torch.autograd.Function):
         # The caller may run the backward under autocast, which the forward was protected from by its head.
         with full_precision(input):
             wants = tuple(ctx.needs_input_grad[:3])
-            _, gradients, grad_setting = run(
-                queries, linear_weight, linear_bias, target, ctx.kernel, ctx.keywords, ctx.shards, wants
+            keywords = replace(ctx.keywords, stats=())  # the forward has them
+            _, gradients, grad_setting, _ = run(
+                queries, linear_weight, linear_bias, target, ctx.kernel, keywords, ctx.shards, wants
             )
             grad_input, *grads = gradients.finish()
         if kept is not None and grad_input is not None:

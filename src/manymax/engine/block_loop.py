@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from manymax.engine import native
-from manymax.engine.blocks import Block, BlockResult
+from manymax.engine.blocks import Block, Kernel
 from manymax.engine.gradients import Gradients
 from manymax.engine.keywords import Keywords
 from manymax.engine.options import PAD
 from manymax.engine.ranks import Shards
 from manymax.engine.row_target import RowTarget
 from manymax.engine.scoring import CLASSES, Scoring
+from manymax.engine.statistics import of_scores
 
 # Class vectors that are converted to float64 at a time: a float64 copy of all of them would be twice their size.
 FLOAT64_ROWS = 1 << 16
@@ -26,24 +27,25 @@ def run(
     linear_weight: Tensor,
     linear_bias: Tensor | None,
     target: RowTarget,
-    kernel: Callable[[Block], BlockResult],
+    kernel: Kernel,
     keywords: Keywords,
     shards: Shards,
     wants: tuple[bool, bool, bool],
-) -> tuple[Tensor, Gradients, Tensor]:
+) -> tuple[Tensor, Gradients, Tensor, list[Tensor]]:
     """Run a kernel over all rows, block by block.
 
     Args:
         input: (N, d) queries.
         linear_weight, linear_bias: (classes of this rank, d) and (classes of this rank,).
         target: of the N rows; its coefficient is None if no gradient is wanted.
-        kernel: from a block to its losses and gradient.
+        kernel: of the member.
         keywords: of the call.
         shards: which classes this rank holds.
         wants: which gradients are wanted: of queries, class vectors and bias.
 
     Returns:
-        Losses (N,), the accumulated gradients, and the gradient in the kernel's setting, () in float64.
+        Losses (N,), the accumulated gradients, the gradient in the kernel's setting, () in float64, and the statistics
+        (N,) that `keywords.stats` names, in that order.
     """
     options = keywords.options
     num_classes, padded = linear_weight.shape[0], padded_length(linear_weight.shape[0])
@@ -102,6 +104,7 @@ def run(
     )
     # In float64: one number that sums terms of both signs over all rows and classes.
     losses, grad_setting = [], input.new_zeros((), dtype=torch.float64)
+    stats: list[dict[str, Tensor]] = []
     for start in range(0, input.shape[0], step):
         queries = input[start : start + step]  # a view; the last block may be shorter
         part = target[start : start + step]
@@ -111,14 +114,17 @@ def run(
         spread = None if spread_of is None else spread_of(queries, scores)
         rescore = partial(_rescore, score, queries, part, padded)
         # On several ranks this call exchanges sums with the others, who are at the same block.
-        result = kernel(Block(scores, part, num_classes, spread, rescore, shards.ranks, keywords, level, tops))
+        known = of_scores(keywords.stats, scores, tops, part, shards, kernel.ranking_key)
+        result = kernel.run(Block(scores, part, num_classes, spread, rescore, shards.ranks, keywords, level, tops))
         losses.append(result.losses)
+        stats.append({**result.stats, **known})
         # At once: a dense part is the buffer itself, which the next block overwrites.
         for gradient in result.parts:
             gradients.add(start, gradient if scoring.plain else scoring.chain(gradient, capped))
         if result.grad_setting is not None:
             grad_setting = grad_setting + result.grad_setting
-    return torch.cat(losses) if losses else input.new_zeros(0), gradients, grad_setting
+    rows = [torch.cat([block[name] for block in stats]) if stats else input.new_zeros(0) for name in keywords.stats]
+    return torch.cat(losses) if losses else input.new_zeros(0), gradients, grad_setting, rows
 
 
 def padded_length(num_classes: int) -> int:

@@ -91,11 +91,13 @@ class BlockResult:
     parts: the gradient in the scores. A row is in at most one dense part, and a dense part comes before sparse entries
         of the same rows; see `Gradients.add`. Empty if no gradient is wanted.
     grad_setting: (), the gradient in the kernel's setting, row coefficients included; None where it has none.
+    stats: by name, (n,) each, what `keywords.stats` asks for and the kernel knows; see `LossResult`.
     """
 
     losses: Tensor  # on several ranks the same on each: a kernel completes its sums before it returns
     parts: list[Dense | Sparse | Mixed] = field(default_factory=list)
     grad_setting: Tensor | None = None
+    stats: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -137,8 +139,10 @@ class Kernel:
     omega: the regulariser Omega of the normalized form, from rows on the simplex (n, P) or (n, C), of which zeros may
         be left out, to (n,). Where there is a setting it is passed as the keyword `setting`. None where the normalized
         form is the loss divided by |t| and nothing more.
+    ranking_key: from scores to the numbers that classes are ranked by; None where those are the scores.
     """
 
     run: Callable[[Block], BlockResult]
     setting: Tensor | None = None  # an argument of the autograd function, which is how it gets a gradient
     omega: Callable[..., Tensor] | None = None
+    ranking_key: Callable[[Tensor], Tensor] | None = None

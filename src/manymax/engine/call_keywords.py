@@ -11,6 +11,7 @@ from manymax.engine.exclude import read_listed_ids, spare_positives
 from manymax.engine.keywords import Keywords, check_num_items
 from manymax.engine.member import Member
 from manymax.engine.scoring import unit
+from manymax.engine.statistics import OF_SCORES
 from manymax.engine.target import SoftTarget, Target
 from manymax.errors import ArgumentError, ArgumentTypeError
 from manymax.ops.checks import visible
@@ -31,6 +32,11 @@ def read_excluded(
             raise ArgumentError(
                 f"`exclude` lists a positive of a row with several, for which {member.name} has no closed form: pass"
                 " one row for each positive."
+            )
+        if keywords.stats:
+            raise ArgumentError(
+                "`stats` of rows with several positives, some of them excluded: each positive has a sum of its own, and"
+                " the row no probabilities. Pass one row for each positive."
             )
         return excluded, hit
     return excluded, None
@@ -112,6 +118,15 @@ def check_keywords(member: Member, keywords: Keywords) -> None:
     for name in keywords.given():
         if name in reasons:
             raise ArgumentError(f"`{name}` has no meaning for {member.name}: {reasons[name]}. Leave it out.")
+    for name in keywords.stats:
+        if name not in (*OF_SCORES, *member.statistics):
+            known = ", ".join((*OF_SCORES, *member.statistics))
+            raise ArgumentError(f"`stats`: {member.name} has no {name!r}. It has {known}.")
+    if keywords.stats and keywords.decoupled:
+        raise ArgumentError(
+            "`stats` and `decoupled` contradict each other: exponentials without that of the positive"
+            " are no probabilities of the row."
+        )
     if keywords.label_smoothing > 0 and (keywords.exclude is not None or keywords.decoupled):
         name = "decoupled" if keywords.decoupled else "exclude"
         raise ArgumentError(

@@ -24,6 +24,7 @@ from manymax.engine.native_library import resolve
 from manymax.engine.options import HeadOptions
 from manymax.engine.ranks import Shards
 from manymax.engine.row_target import RowTarget, check_live, counted_rows, listed, live_classes, row_target
+from manymax.engine.statistics import LossResult, missing_value
 from manymax.engine.target import Form, SoftTarget, Target, read_target
 from manymax.errors import ArgumentError, ArgumentTypeError
 from manymax.ops.checks import working
@@ -105,6 +106,13 @@ class HeadCall:
                 value = value.new_zeros(self.batch.numel()).index_copy(0, self.kept, value)
             value = value.reshape(self.batch)
         return value
+
+    def statistic(self, name: str, found: Tensor) -> Tensor:
+        """A statistic of the rows that were computed, (n,), in the shape of all rows."""
+        if self.kept is not None:
+            missing = -100 if name == "argmax" else missing_value(found)
+            found = found.new_full((self.batch.numel(),), missing).index_copy(0, self.kept, found)
+        return found.reshape(self.batch)
 
 
 def check_linear(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None) -> None:
@@ -228,7 +236,7 @@ def check_constant(target: Tensor | Target, weight: Tensor | None) -> None:
             )
 
 
-def blocked_loss(call: HeadCall, kernel: Kernel) -> Tensor:
+def blocked_loss(call: HeadCall, kernel: Kernel) -> Tensor | LossResult:
     """The loss of a call by a kernel that works block by block.
 
     Nothing is computed that nobody asked for: no row without a target weight, no gradient of what is frozen, and no
@@ -252,14 +260,15 @@ def blocked_loss(call: HeadCall, kernel: Kernel) -> Tensor:
     if keywords.reduction == "none":
         # The coefficients of the rows come with the backward; those known already are multiplied on outside.
         ones = replace(rows, coefficient=torch.ones_like(scale))
-        value = BlockRows.apply(*tensors, ones, kernel.run, keywords, call.shards, enabled) * scale
+        value, stats = _split(BlockRows.apply(*tensors, ones, kernel, keywords, call.shards, enabled))
+        value = value * scale
     else:
         # The whole coefficient of each row, the 1/N of a mean included, is known before the blocks run: their gradients
         # are final, and the backward of `loss.backward()` has nothing left to scale.
         if keywords.reduction == "mean":
             scale = scale * _inverse(call.divisor.sum())
         given = replace(rows, coefficient=scale)
-        value = BlockLoss.apply(*tensors, given, kernel.run, keywords, call.shards, enabled)
+        value, stats = _split(BlockLoss.apply(*tensors, given, kernel, keywords, call.shards, enabled))
     if keywords.multilabel == "normalized" and kernel.omega is not None:
         # Omega(t / |t|) does not depend on the scores, but on a learned setting: it stays outside of the blocks, with
         # autograd's own derivative. Every rank has the part of its classes.
@@ -267,7 +276,15 @@ def blocked_loss(call: HeadCall, kernel: Kernel) -> Tensor:
         # Summed over the ranks before the reduction, which is the same on every rank.
         extra = ranks.total(omega_rows(rows, omega, keywords.options.rows(call.shards.size)))
         value = value + reduce(extra if factor is None else factor * extra, call.divisor, keywords.reduction)
-    return call.result(value)
+    if not stats:
+        return call.result(value)
+    rows = {name: call.statistic(name, found) for name, found in zip(keywords.stats, stats, strict=True)}
+    return LossResult(call.result(value), **rows)
+
+
+def _split(found: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The value that an autograd function returned, and the statistics after it."""
+    return (found, ()) if isinstance(found, Tensor) else (found[0], found[1:])
 
 
 def _inverse(values: Tensor) -> Tensor:
@@ -303,9 +320,12 @@ def omega_rows(rows: RowTarget, omega: Callable[[Tensor], Tensor], step: int) ->
     return torch.where(rows.total > 0, torch.cat(values) if values else rows.total, 0)
 
 
-def exact_loss(member: Member, call: HeadCall, settings: Mapping[str, Any]) -> Tensor:
+def exact_loss(member: Member, call: HeadCall, settings: Mapping[str, Any]) -> Tensor | LossResult:
     """The loss of an exact member, whose kernel goes over blocks of scores; `settings` are the member's own."""
-    return blocked_loss(call, member.needed("kernel")(**settings))
+    kernel: Kernel = member.needed("kernel")(**settings)
+    if call.keywords.stats and member.ranking_key is not None:
+        kernel = replace(kernel, ranking_key=member.ranking_key(**settings))
+    return blocked_loss(call, kernel)
 
 
 def quadratic_loss(member: Member, call: HeadCall, settings: Mapping[str, Any]) -> Tensor:

@@ -211,6 +211,8 @@ class Member:
     settings: its settings. examples: values of them that are worth testing and reporting.
     needs_label: whether the map depends on a label: `map(scores, target)`.
     sparse: whether the map gives exact zeros, so that a gradient can have few entries.
+    statistics: names of statistics of a row (see `LossResult`) that its kernel computes; `argmax` and `correct` are
+        those of every exact member.
     log_partition: whether the loss is a function of log Z, the log of a sum of exponentials, as that of softmax is.
     takes: which targets it takes.
     kernel: a function from its settings, as keyword arguments, to what its head computes. For an exact member that is a
@@ -249,6 +251,7 @@ class Member:
     examples: tuple[Mapping[str, Any], ...] = field(default=({},))  # defaults alone, for a member without settings
     needs_label: bool = False
     sparse: bool = False
+    statistics: tuple[str, ...] = ()
     log_partition: bool = False
     takes: Takes = field(default=Takes())
     # In its head: one kernel, for one rank and for several.

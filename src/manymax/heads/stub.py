@@ -26,6 +26,8 @@ from manymax.engine.options import Options
 from manymax.engine.ranking import linear_scores as linear_scores
 from manymax.engine.ranking import linear_topk as linear_topk
 from manymax.engine.row_target import group_pairs as group_pairs
+from manymax.engine.statistics import LossResult as LossResult
+from manymax.engine.target import SoftTarget as SoftTarget
 from manymax.engine.target import Target
 from manymax.heads.modules import ExactHead, QuadraticHead, SampledHead
 from manymax.ops.tree import ClassTree
@@ -33,6 +35,9 @@ from manymax.samplers.base import Sampler
 
 def head_class(member: Member) -> type[LinearHead]: ...
 def head_function(member: Member) -> Callable[..., Tensor]: ...
+def linear_loss(
+    member: str | Member, input: Tensor, linear_weight: Tensor, target: object, *more: object, **given: object
+) -> Tensor: ...
 """
 
 

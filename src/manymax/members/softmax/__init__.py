@@ -15,6 +15,7 @@ MEMBER = Member(
     foundation=foundation,
     formulas=FORMULAS,
     log_partition=True,
+    statistics=("nll", "log_z", "entropy", "target_prob", "support"),
     facts=FACTS,
     native=True,
     kernel=softmax_kernel,

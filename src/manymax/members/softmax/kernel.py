@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from manymax.engine import native, native_library
-from manymax.engine.blocks import Block, BlockResult, Dense, Kernel, Sparse
+from manymax.engine.blocks import PIECE, Block, BlockResult, Dense, Kernel, Sparse
 from manymax.engine.cost import DOUBLE, MARKED, EntryCost, NativeCost, Work, exact_cost, exact_traffic
 from manymax.engine.ranks import columns
+from manymax.engine.statistics import target_statistics
 from manymax.errors import ArgumentError
 from manymax.members.softmax.loss import omega
 from manymax.ops.checks import check_finite
@@ -45,7 +46,7 @@ def block_softmax(block: Block) -> BlockResult:
     keywords = block.keywords
     if keywords.decoupled or block.target.hit is not None:
         return _compared_rows(block)
-    if not block.ranks.alone or keywords.z_loss > 0:
+    if not block.ranks.alone or keywords.z_loss > 0 or keywords.stats:
         return _rows_in_parts(block)
     return _whole_rows(block) if block.level is None else _native_rows(block)
 
@@ -116,7 +117,8 @@ def _rows_in_parts(block: Block) -> BlockResult:
     z_loss = block.keywords.z_loss
     # Before anything is overwritten; for float rows `pick` is a view of the scores, hence the copy.
     positive_scores = target.pick(block.scores).clone()
-    rank_maximum, rank_sum = (_sum_in_place if in_torch else _native_sum_in_place)(block)
+    support = _live_classes(block)
+    rank_maximum, rank_sum, moment = (_sum_in_place if in_torch else _native_sum_in_place)(block)
     # First exchange. A nan on one rank wins, so that all ranks raise the same error and none waits for the others.
     maximum = ranks.maximum(rank_maximum)
     check_finite(maximum)
@@ -129,6 +131,9 @@ def _rows_in_parts(block: Block) -> BlockResult:
     log_z = partition.log() + maximum.squeeze(1).double()
     losses = target.total * (partition.log() + z_loss * log_z.square()) - inner
     result = BlockResult(losses.to(dtype))
+    if block.keywords.stats:
+        share = factor * rank_sum / partition  # of the probability, on this rank
+        result.stats = _statistics(block, positive_scores, log_z, share, moment, support)
     if target.coefficient is None:
         return result
     # d (log Z + c (log Z)^2) = (1 + 2 c log Z) p
@@ -169,7 +174,7 @@ def _compared_rows(block: Block) -> BlockResult:
     picked[row, column] = block.scores[row, target.ids[row, column]]
     block.scores[row, target.ids[row, column]] = -torch.inf
     without_tops = replace(block, tops=None)  # a maximum may have been that of a positive
-    rank_maximum, rank_sum = (_sum_in_place if in_torch else _native_sum_in_place)(without_tops)
+    rank_maximum, rank_sum, _ = (_sum_in_place if in_torch else _native_sum_in_place)(without_tops)
     # All positives of a row and their weights, on every rank: each is held by one of them.
     scores, weights = ranks.sum(torch.stack([picked.double(), target.weights.double()])).unbind(0)
     positive = weights != 0
@@ -213,11 +218,49 @@ def _sum_without_one(values: Tensor) -> Tensor:
     return before + after
 
 
-def _native_sum_in_place(block: Block) -> tuple[Tensor, Tensor]:
-    """Maxima m (n, 1) and sums of e^(s - m) (n,) over the classes of this rank; e^(s - m) overwrites the scores."""
+def _live_classes(block: Block) -> Tensor | None:
+    """(n,) the number of classes of this rank that are not masked, if it is asked for."""
+    if "support" not in block.keywords.stats:
+        return None
+    return (block.scores[:, : block.num_classes] > -torch.inf).sum(1)
+
+
+def _statistics(
+    block: Block, positive_scores: Tensor, log_z: Tensor, share: Tensor, moment: Tensor | None, support: Tensor | None
+) -> dict[str, Tensor]:
+    """The statistics of the rows that are asked for.
+
+    Args:
+        positive_scores: (n, P) or (n, C) scores of the listed classes.
+        log_z: (n,).
+        share: (n,) the probability of the classes of this rank.
+        moment: (n,) sum_c q_c log q_c, with q the softmax over the classes of this rank; None if nobody needs it.
+        support: (n,) live classes of this rank, or None.
+    """
+    wanted, ranks, dtype = block.keywords.stats, block.ranks, block.scores.dtype
+    log_probs = positive_scores.double() - log_z.unsqueeze(1)
+    found = target_statistics(wanted, block.target, log_probs, ranks.sum)
+    if "log_z" in wanted:
+        found["log_z"] = log_z
+    if moment is not None:
+        # p = share q on this rank: sum p log p = share (sum q log q + log share)
+        own = torch.where(share > 0, share * (moment + torch.where(share > 0, share, 1).log()), 0)
+        found["entropy"] = -ranks.sum(own)
+    found = {name: value.to(dtype) for name, value in found.items()}
+    if support is not None:
+        found["support"] = ranks.sum(support)
+    return found
+
+
+def _native_sum_in_place(block: Block) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Maxima m (n, 1) and sums of e^(s - m) (n,) over the classes of this rank; e^(s - m) overwrites the scores.
+
+    And sum_c q_c log q_c (n,) of their softmax q, where a statistic needs it.
+    """
     assert block.level is not None
     scores = block.scores
     top, total = scores.new_empty(len(scores), 1), torch.empty(len(scores), dtype=torch.float64)
+    moment = torch.empty_like(total) if "entropy" in block.keywords.stats else None
     native_library.call(
         block.level,
         "softmax_parts",
@@ -228,12 +271,16 @@ def _native_sum_in_place(block: Block) -> tuple[Tensor, Tensor]:
         block.tops,
         top,
         total,
+        moment,
         threads=True,
     )
-    return top, total
+    if moment is not None:
+        live = total > 0  # sum e d / Z - log Z of d = s - m; 0 where all classes of this rank are masked
+        moment = torch.where(live, moment / torch.where(live, total, 1) - torch.where(live, total, 1).log(), 0)
+    return top, total, moment
 
 
-def _sum_in_place(block: Block) -> tuple[Tensor, Tensor]:
+def _sum_in_place(block: Block) -> tuple[Tensor, Tensor, Tensor | None]:
     """The same in plain torch, but for the scores: they become their softmax, e^(s - m) divided by the sums."""
     maximum = block.scores.amax(1, keepdim=True)
     probs = torch.softmax(block.scores, 1, out=block.scores)
@@ -242,5 +289,9 @@ def _sum_in_place(block: Block) -> tuple[Tensor, Tensor]:
         # All classes of the row on this rank are masked, and their softmax is nan. With 1 in place of nan the factor
         # exp(-inf) makes both their share of the partition function and their gradient 0.
         probs[masked] = 1.0
+    moment = None
+    if "entropy" in block.keywords.stats:
+        step = max(1, PIECE // probs.shape[1])
+        moment = -torch.cat([torch.special.entr(piece).sum(1, dtype=torch.float64) for piece in probs.split(step)])
     # Without another pass for the sum: the largest probability is 1 / sum_j exp(s_j - m).
-    return maximum, 1 / probs.amax(1).double()
+    return maximum, 1 / probs.amax(1).double(), moment
