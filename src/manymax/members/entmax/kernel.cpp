@@ -121,6 +121,36 @@ Sums linear_sums(T* s, int64_t n, T offset, T level) {
   return out;
 }
 
+// What a caller may want to know about the probabilities of each row: null where it does not.
+struct Statistics {
+  double* entropy;   // (n,) -sum p log p
+  int64_t* support;  // (n,) the number of p > 0
+
+  template <typename T>
+  void add(int64_t r, const T* p, int64_t n) const {
+    if (entropy) {
+      double sum = 0;
+      for (int64_t start = 0; start < n; start += PIECE) {
+        const int64_t end = std::min(n, start + PIECE);
+        T part = 0;
+#pragma omp simd reduction(+ : part)
+        for (int64_t c = start; c < end; ++c) {
+          const bool inside = p[c] > std::numeric_limits<T>::min();  // the logarithm takes normal numbers
+          part += inside ? p[c] * log_of(inside ? p[c] : T(1)) : T(0);
+        }
+        sum += part;
+      }
+      entropy[r] = -sum;
+    }
+    if (support) {
+      int64_t count = 0;
+#pragma omp simd reduction(+ : count)
+      for (int64_t c = 0; c < n; ++c) count += p[c] > 0;
+      support[r] = count;
+    }
+  }
+};
+
 // What the search and the end of a row share: alpha, and what follows from it.
 template <Kind K>
 struct Entmax {
@@ -285,7 +315,8 @@ struct Entmax {
 
   // Sums over a row at its level, and the gradient coefficient (total p - t) in place of the scores. Returns sum u p.
   template <typename T>
-  double finish(const Batch<T>& b, int64_t r, Row<T>& row, double& level, bool few, double* slope) const {
+  double finish(const Batch<T>& b, int64_t r, Row<T>& row, double& level, bool few, double* slope,
+                const Statistics& stats) const {
     const double factor = b.coefficient ? b.coefficient[r] : 0, total = b.total[r];
     double moment = 0, slopes = 0;
     b.count[r] = 0;
@@ -312,6 +343,11 @@ struct Entmax {
       moment = write_probabilities(b.maximum[r], row, level, slope ? &slopes : nullptr);
     }
     if (slope) slope[r] = slopes;
+    if (few) {
+      stats.add(r, row.values.data(), static_cast<int64_t>(row.values.size()));
+    } else {
+      stats.add(r, row.scores, row.classes);
+    }
     if (!b.coefficient) return moment;
     if (few && !b.dense_target()) {
       for (double& p : row.values) p *= total;
@@ -398,7 +434,7 @@ void by_kind(double alpha, Work work) {
 
 // Rows that have all of their classes here: maximum, level, sum u p (in `value`) and gradient.
 template <typename T>
-void all_rows(const Batch<T>& b, double alpha, double* level, double* slope, int threads) {
+void all_rows(const Batch<T>& b, double alpha, double* level, double* slope, const Statistics& stats, int threads) {
   by_kind(alpha, [&](const auto& entmax) {
     for_rows(b.scores, b.n, b.stride, b.classes, threads, [&](int64_t r, Row<T>& row) {
       const T top = b.maximum[r] = row.scan(b.tops, r);
@@ -408,7 +444,7 @@ void all_rows(const Batch<T>& b, double alpha, double* level, double* slope, int
       if (!std::isfinite(top)) return;  // nan, +inf or no live class: the caller looks at the maximum and raises
       bool few;
       level[r] = entmax.search(row, top, few);
-      b.value[r] = entmax.finish(b, r, row, level[r], few, slope);
+      b.value[r] = entmax.finish(b, r, row, level[r], few, slope, stats);
     });
   });
 }
@@ -455,7 +491,8 @@ void all_sums(T* scores, int64_t n, int64_t stride, int64_t classes, const int64
 
 // The gradient at a level that the ranks have found together, and this rank's part of sum u p. Packed rows hold scores.
 template <typename T>
-void all_gradients(const Batch<T>& b, double alpha, const double* level, double* slope, int threads) {
+void all_gradients(const Batch<T>& b, double alpha, const double* level, double* slope, const Statistics& stats,
+                   int threads) {
   by_kind(alpha, [&](const auto& entmax) {
     for_rows(b.scores, b.n, b.stride, b.classes, threads, [&](int64_t r, Row<T>& row) {
       const bool few = b.count[r] >= 0;
@@ -466,7 +503,7 @@ void all_gradients(const Batch<T>& b, double alpha, const double* level, double*
         for (int64_t k = 0; k < b.count[r]; ++k) row.found[k] = row.scores[k] - b.maximum[r];
       }
       double same = level[r];  // no further step: this rank's part of a row sums to less than 1
-      b.value[r] = entmax.finish(b, r, row, same, few, slope);
+      b.value[r] = entmax.finish(b, r, row, same, few, slope, stats);
     });
   });
 }
@@ -476,12 +513,12 @@ void all_gradients(const Batch<T>& b, double alpha, const double* level, double*
 // C functions for ctypes, one per precision. Their arguments are those that level_search.py and native.py pass.
 #define EXPORT(T, SUFFIX)                                                                                              \
   NATIVE void entmax_rows_##SUFFIX(BATCH_ARGUMENTS(T), const double* alpha, double* level, double* slope,              \
-                                   int threads) {                                                                      \
-    all_rows<T>(BATCH(T), *alpha, level, slope, threads);                                                              \
+                                   double* entropy, int64_t* support, int threads) {                                   \
+    all_rows<T>(BATCH(T), *alpha, level, slope, {entropy, support}, threads);                                          \
   }                                                                                                                    \
   NATIVE void entmax_gradients_##SUFFIX(BATCH_ARGUMENTS(T), const double* alpha, const double* level, double* slope,   \
-                                        int threads) {                                                                 \
-    all_gradients<T>(BATCH(T), *alpha, level, slope, threads);                                                         \
+                                        double* entropy, int64_t* support, int threads) {                              \
+    all_gradients<T>(BATCH(T), *alpha, level, slope, {entropy, support}, threads);                                     \
   }                                                                                                                    \
   NATIVE void entmax_bounds_##SUFFIX(T* scores, int64_t n, int64_t stride, int64_t classes, const T* tops, T* top,     \
                                      double* level, const double* alpha, int threads) {                                \

@@ -37,6 +37,7 @@ from manymax.members.entmax.alpha import read_alpha
 from manymax.members.entmax.autograd import omega_slope
 from manymax.members.entmax.level_search import Piece, native_sums, plain_sums, search_levels
 from manymax.members.entmax.loss import omega
+from manymax.members.entmax.statistics import statistics, wanted_sums
 from manymax.members.softmax.kernel import COST as SOFTMAX_COST
 from manymax.members.softmax.kernel import block_softmax
 from manymax.ops import levels, simplex
@@ -136,11 +137,13 @@ def _native_rows(block: Block, positive_scores: Tensor, alpha: float, wants_alph
     target, rows = block.target, native.KernelCall(block)
     level = torch.empty_like(rows.value)
     slopes = torch.empty_like(rows.value) if wants_alpha else None
-    rows.run("entmax_rows", torch.tensor(alpha, dtype=torch.float64), level, slopes)
+    entropy, support = wanted_sums(block)
+    rows.run("entmax_rows", torch.tensor(alpha, dtype=torch.float64), level, slopes, entropy, support)
     check_finite(rows.maximum)
     inner = target.inner(positive_scores, rows.maximum, block.spread)
     losses = target.total * _conjugate(rows.value, level, alpha) - inner
-    return BlockResult(losses.to(block.scores.dtype), [*rows.parts], _grad_alpha(target, slopes))
+    stats = statistics(block, positive_scores, rows.maximum, level, alpha, entropy, support)
+    return BlockResult(losses.to(block.scores.dtype), [*rows.parts], _grad_alpha(target, slopes), stats)
 
 
 def _grad_alpha(target: RowTarget, slopes: Tensor | None) -> Tensor | None:
@@ -163,10 +166,12 @@ def _whole_rows(
     conjugate, slopes = torch.zeros_like(maximum), torch.zeros_like(maximum, dtype=torch.float64)
     alpha_tensor = torch.tensor(alpha, dtype=torch.float64)
     result = BlockResult(positive_scores.new_zeros(0))
+    level, (entropy, support) = torch.zeros_like(maximum, dtype=torch.float64), wanted_sums(block)
     for candidates in narrow:
         # Few numbers, so that float64 costs nothing: p - t keeps its digits where p is close to t.
-        probs, _, values = simplex.solve_candidates(candidates, alpha)
+        probs, level[candidates.rows], values = simplex.solve_candidates(candidates, alpha)
         conjugate[candidates.rows] = values.to(scores.dtype)
+        addstatistics(probs, candidates.rows, entropy, support)
         if wants_alpha:
             slopes[candidates.rows] = omega_slope(probs, alpha_tensor)
         if target.coefficient is not None:
@@ -175,13 +180,16 @@ def _whole_rows(
         # In the dtype of the scores, and in place of them where all rows are wide: a second table of the size of the
         # block costs more than a pass over it, because fresh memory is slow to touch for the first time.
         below_maximum = _below_maximum(scores, maximum, wide_rows)
-        probs, _, conjugate[wide_rows] = simplex.solve_wide_rows_(below_maximum, alpha)
+        probs, found, conjugate[wide_rows] = simplex.solve_wide_rows_(below_maximum, alpha)
+        level[wide_rows] = found.double()
+        addstatistics(probs, wide_rows, entropy, support)
         if wants_alpha:
             slopes[wide_rows] = omega_slope(probs.double(), alpha_tensor)
         if target.coefficient is not None:
             result.parts.append(_dense_gradient(target, probs, wide_rows))
     result.losses = target.total * conjugate.squeeze(1) - target.inner(positive_scores, maximum, block.spread)
     result.grad_setting = _grad_alpha(target, slopes.squeeze(1) if wants_alpha else None)
+    result.stats = statistics(block, positive_scores, maximum, level.squeeze(1), alpha, entropy, support)
     return result, len(wide_rows) == scores.shape[0]
 
 
@@ -282,10 +290,12 @@ def _sharded_native(block: Block, positive_scores: Tensor, alpha: float, wants_a
     level = search_levels(sums, bound.double(), scores.dtype, beta, ranks).squeeze(1)
     rows = native.KernelCall(block, maximum, count)
     slopes = torch.empty_like(rows.value) if wants_alpha else None
-    rows.run("entmax_gradients", alpha_tensor, level.contiguous(), slopes)
+    entropy, support = wanted_sums(block)
+    rows.run("entmax_gradients", alpha_tensor, level.contiguous(), slopes, entropy, support)
     moment, inner = ranks.sum(columns(rows.value, inner)).unbind(1)
     losses = (target.total * _conjugate(moment, level, alpha) - inner).to(scores.dtype)
-    return BlockResult(losses, [*rows.parts], _grad_alpha(target, slopes))
+    stats = statistics(block, positive_scores, maximum, level, alpha, entropy, support)
+    return BlockResult(losses, [*rows.parts], _grad_alpha(target, slopes), stats)
 
 
 def _sharded_rows(block: Block, positive_scores: Tensor, alpha: float, wants_alpha: bool) -> BlockResult:
@@ -317,11 +327,13 @@ def _sharded_rows(block: Block, positive_scores: Tensor, alpha: float, wants_alp
     moment, slopes = torch.zeros_like(level), torch.zeros_like(level)
     alpha_tensor = torch.tensor(alpha, dtype=torch.float64)
     result = BlockResult(inner)
+    entropy, support = wanted_sums(block)
     for rows, d in few + whole:
         # From here on the pieces, and with them `table`, hold probabilities.
         u, probs = _bases_and_probs_(d, level[rows].to(d.dtype), beta)
         # This rank's part of sum u p = sum p^alpha. The sum is in float64: 1 is subtracted from it below.
         moment[rows] = u.mul_(probs).sum(1, keepdim=True, dtype=torch.float64)
+        addstatistics(probs, rows, entropy, support)
         if wants_alpha:
             slopes[rows] = omega_slope(probs.double(), alpha_tensor)
     if target.coefficient is not None:
@@ -333,6 +345,7 @@ def _sharded_rows(block: Block, positive_scores: Tensor, alpha: float, wants_alp
     moment, inner = ranks.sum(columns(moment.squeeze(1), inner)).unbind(1)
     result.losses = (target.total * _conjugate(moment, level.squeeze(1), alpha) - inner).to(scores.dtype)
     result.grad_setting = _grad_alpha(target, slopes.squeeze(1) if wants_alpha else None)
+    result.stats = statistics(block, positive_scores, maximum, level.squeeze(1), alpha, entropy, support)
     return result
 
 
