@@ -166,12 +166,12 @@ def _whole_rows(
     conjugate, slopes = torch.zeros_like(maximum), torch.zeros_like(maximum, dtype=torch.float64)
     alpha_tensor = torch.tensor(alpha, dtype=torch.float64)
     result = BlockResult(positive_scores.new_zeros(0))
-    level, (entropy, support) = torch.zeros_like(maximum, dtype=torch.float64), wanted_sums(block)
+    log_top, (entropy, support) = torch.zeros_like(maximum, dtype=torch.float64), wanted_sums(block)
     for candidates in narrow:
         # Few numbers, so that float64 costs nothing: p - t keeps its digits where p is close to t.
-        probs, level[candidates.rows], values = simplex.solve_candidates(candidates, alpha)
+        probs, log_top[candidates.rows], values = simplex.solve_candidates(candidates, alpha)
         conjugate[candidates.rows] = values.to(scores.dtype)
-        addstatistics(probs, candidates.rows, entropy, support)
+        add_statistics(probs, candidates.rows, entropy, support)
         if wants_alpha:
             slopes[candidates.rows] = omega_slope(probs, alpha_tensor)
         if target.coefficient is not None:
@@ -180,16 +180,16 @@ def _whole_rows(
         # In the dtype of the scores, and in place of them where all rows are wide: a second table of the size of the
         # block costs more than a pass over it, because fresh memory is slow to touch for the first time.
         below_maximum = _below_maximum(scores, maximum, wide_rows)
-        probs, found, conjugate[wide_rows] = simplex.solve_wide_rows_(below_maximum, alpha)
-        level[wide_rows] = found.double()
-        addstatistics(probs, wide_rows, entropy, support)
+        probs, log_top[wide_rows], conjugate[wide_rows] = simplex.solve_wide_rows_(below_maximum, alpha)
+        add_statistics(probs, wide_rows, entropy, support)
         if wants_alpha:
             slopes[wide_rows] = omega_slope(probs.double(), alpha_tensor)
         if target.coefficient is not None:
             result.parts.append(_dense_gradient(target, probs, wide_rows))
     result.losses = target.total * conjugate.squeeze(1) - target.inner(positive_scores, maximum, block.spread)
     result.grad_setting = _grad_alpha(target, slopes.squeeze(1) if wants_alpha else None)
-    result.stats = statistics(block, positive_scores, maximum, level.squeeze(1), alpha, entropy, support)
+    level = levels.level_from_log_top(log_top, alpha - 1).squeeze(1)
+    result.stats = statistics(block, positive_scores, maximum, level, alpha, entropy, support)
     return result, len(wide_rows) == scores.shape[0]
 
 
@@ -333,7 +333,7 @@ def _sharded_rows(block: Block, positive_scores: Tensor, alpha: float, wants_alp
         u, probs = _bases_and_probs_(d, level[rows].to(d.dtype), beta)
         # This rank's part of sum u p = sum p^alpha. The sum is in float64: 1 is subtracted from it below.
         moment[rows] = u.mul_(probs).sum(1, keepdim=True, dtype=torch.float64)
-        addstatistics(probs, rows, entropy, support)
+        add_statistics(probs, rows, entropy, support)
         if wants_alpha:
             slopes[rows] = omega_slope(probs.double(), alpha_tensor)
     if target.coefficient is not None:

@@ -49,7 +49,7 @@ def statistics(
         return {}
     below = (positive_scores - maximum).double()
     log_probs = levels.probabilities_(below, level.double().unsqueeze(1), alpha - 1).log()
-    found = targetstatistics(wanted, block.target, log_probs, sum_over_ranks)
+    found = target_statistics(wanted, block.target, log_probs, sum_over_ranks)
     if entropy is not None:
         found["entropy"] = sum_over_ranks(entropy)
     found = {name: value.to(dtype) for name, value in found.items()}
