@@ -37,7 +37,7 @@ from manymax.members.entmax.alpha import read_alpha
 from manymax.members.entmax.autograd import omega_slope
 from manymax.members.entmax.level_search import Piece, native_sums, plain_sums, search_levels
 from manymax.members.entmax.loss import omega
-from manymax.members.entmax.statistics import statistics, wanted_sums
+from manymax.members.entmax.statistics import add_statistics, statistics, wanted_sums
 from manymax.members.softmax.kernel import COST as SOFTMAX_COST
 from manymax.members.softmax.kernel import block_softmax
 from manymax.ops import levels, simplex

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from manymax.engine.blocks import Block
+from manymax.engine.statistics import target_statistics
 from manymax.ops import levels
 
 # What the kernel can tell, on one rank and on several.
