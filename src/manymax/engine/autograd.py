@@ -21,6 +21,7 @@ from torch import Tensor
 
 from manymax.engine.block_loop import run
 from manymax.engine.blocks import Kernel
+from manymax.engine.half import rounded
 from manymax.engine.keywords import Keywords
 from manymax.engine.ranks import Ranks, Shards
 from manymax.engine.row_target import RowTarget
@@ -102,7 +103,7 @@ class BlockLoss(torch.autograd.Function):
         # An attribute and not `save_for_backward`: autograd holds on to saved tensors while the backward runs, and then
         # copies a gradient instead of taking it over. No input is saved, because the gradients need none any more.
         ctx.grads = (*gradients.finish(), grad_setting if wants_setting else None)
-        ctx.retain = keywords.options.retain_graph
+        ctx.retain, ctx.dtype = keywords.options.retain_graph, linear_weight.dtype
         return _with_stats(ctx, (losses * target.factor).sum(), stats)
 
     @staticmethod
@@ -116,8 +117,10 @@ class BlockLoss(torch.autograd.Function):
         grads = ctx.grads
         if not ctx.retain:
             ctx.grads = None  # nothing else holds them now: autograd may take them over without a copy
-        scaled = tuple(None if g is None else _times(g, grad, ctx.retain) for g in grads)
-        return (*scaled, *NOT_TENSORS)
+        queries, vectors, *others = (None if g is None else _times(g, grad, ctx.retain) for g in grads)
+        # After the factor from above, so that sums in float32 are rounded once.
+        vectors = None if vectors is None else rounded(vectors, ctx.dtype)
+        return (queries, vectors, *others, *NOT_TENSORS)
 
 
 def _with_stats(ctx: Any, value: Tensor, stats: list[Tensor]) -> Tensor | tuple[Tensor, ...]:
@@ -184,7 +187,8 @@ class BlockRows(torch.autograd.Function):
             _, gradients, grad_setting, _ = run(
                 queries, linear_weight, linear_bias, target, ctx.kernel, keywords, ctx.shards, wants
             )
-            grad_input, *grads = gradients.finish()
+            grad_input, grad_vectors, grad_bias = gradients.finish()
+            grads = None if grad_vectors is None else rounded(grad_vectors, linear_weight.dtype), grad_bias
         if kept is not None and grad_input is not None:
             grad_input = torch.zeros_like(input).index_copy_(0, kept, grad_input)
         return (grad_input, *grads, grad_setting if ctx.needs_input_grad[3] else None, *NOT_TENSORS)

@@ -11,11 +11,12 @@ from torch import Tensor
 from manymax.engine import native
 from manymax.engine.blocks import Block, Kernel
 from manymax.engine.gradients import Gradients
+from manymax.engine.half import CLASSES, widened
 from manymax.engine.keywords import Keywords
 from manymax.engine.options import PAD
 from manymax.engine.ranks import Shards
 from manymax.engine.row_target import RowTarget
-from manymax.engine.scoring import CLASSES, Scoring
+from manymax.engine.scoring import Scoring
 from manymax.engine.statistics import of_scores
 
 # Class vectors that are converted to float64 at a time: a float64 copy of all of them would be twice their size.
@@ -36,7 +37,7 @@ def run(
 
     Args:
         input: (N, d) queries.
-        linear_weight, linear_bias: (classes of this rank, d) and (classes of this rank,).
+        linear_weight, linear_bias: (classes of this rank, d), in half precision too, and (classes of this rank,).
         target: of the N rows; its coefficient is None if no gradient is wanted.
         kernel: of the member.
         keywords: of the call.
@@ -59,6 +60,7 @@ def run(
     buffer = input.new_empty(min(step, input.shape[0]), padded)
     level = native.level_for(options, buffer)
     by_native = options.matmul == "float32" and native.multiplies(level, input, linear_weight)
+    widen = options.matmul == "float32" and linear_weight.dtype != input.dtype
     scoring = Scoring.of(linear_weight, linear_bias, keywords.normalize, keywords.softcap, level)
     spread_of = (
         None if target.class_weight is None else _weighted_score_sum(target.class_weight, linear_weight, scoring)
@@ -87,7 +89,11 @@ def run(
             if ids is not None:
                 # The scores of the positives enter the loss one by one, where rounding does not average out as it does
                 # in a sum over the classes: they are computed again in full precision.
-                scores.scatter_(1, ids, (linear_weight[ids] @ queries.unsqueeze(2)).squeeze(2))
+                positives = linear_weight[ids].to(queries.dtype) @ queries.unsqueeze(2)
+                scores.scatter_(1, ids, positives.squeeze(2))
+        elif widen:
+            for classes, vectors in widened(linear_weight, queries.dtype):
+                torch.mm(queries, vectors.T, out=scores[:, classes])
         else:
             torch.mm(queries, linear_weight.T, out=scores)
         # Written for every block, because the kernel overwrote the padding of the last one.

@@ -10,14 +10,16 @@ from torch.nn.functional import embedding_bag
 
 from manymax.engine import native
 from manymax.engine.blocks import Dense, Mixed, Sparse
+from manymax.engine.half import CLASSES, widened
 from manymax.engine.scoring import Scoring
+from manymax.ops.lookup import lookup
 
 
 @dataclass
 class Gradients:
     """Accumulates the gradients in queries, class vectors and bias over the blocks of a head.
 
-    input: (N, d) queries. vectors: (C, d) class vectors.
+    input: (N, d) queries. vectors: (C, d) class vectors, in half precision too.
     matmul_vectors: (C, d), the class vectors in the dtype of the matmuls.
     wants: which gradients are wanted: of the queries, the class vectors, the bias.
     sparse_grad: whether the gradient of the class vectors is a row-sparse tensor.
@@ -85,7 +87,8 @@ class Gradients:
 
     def _add_packed(self, start: int, part: Mixed) -> None:
         """Add the packed rows of a part."""
-        if self.sparse_grad or not (self.input.is_contiguous() and self.vectors.is_contiguous()):
+        in_order = self.input.is_contiguous() and self.vectors.is_contiguous()
+        if self.sparse_grad or not in_order or self._widens:
             # Which rows of the gradient exist is known when all entries are; and C reads memory as it lies.
             self.add(start, native.list_entries(part))
             return
@@ -105,11 +108,12 @@ class Gradients:
             self._add_in_one_pass(rows, part.table, part.coefficient)
             return
         # Under matmul="bf16" the two products below run in bfloat16 too; otherwise this is a view and no copy.
-        table = part.table[:, : self.num_classes].to(self.matmul_vectors.dtype)
+        dtype = self.input.dtype if self._widens else self.matmul_vectors.dtype
+        table = part.table[:, : self.num_classes].to(dtype)
         if self.grad_input is not None:
             # Assigned, which saves reading what is 0 so far: a row is in one dense part at most, and sparse entries of
             # the same rows come after it (see BlockResult).
-            self.grad_input[rows] = (table @ self.matmul_vectors).to(self.input.dtype) * part.coefficient.unsqueeze(1)
+            self.grad_input[rows] = self._product(table) * part.coefficient.unsqueeze(1)
         if self.wants[1]:
             self._make_grad_vectors()
             assert self.grad_vectors is not None
@@ -122,6 +126,20 @@ class Gradients:
                 self.grad_vectors += table.T @ scaled.to(table.dtype)
         if self.grad_bias is not None:
             self.grad_bias += part.coefficient @ part.table[:, : self.num_classes]
+
+    @property
+    def _widens(self) -> bool:
+        """Whether class vectors in half precision are multiplied in the precision of the queries."""
+        return self.matmul_vectors is self.vectors and self.vectors.dtype != self.input.dtype
+
+    def _product(self, table: Tensor) -> Tensor:
+        """table (n, C) @ class vectors, (n, d)."""
+        if not self._widens:
+            return (table @ self.matmul_vectors).to(self.input.dtype)
+        product = self.input.new_zeros(len(table), self.input.shape[1])
+        for classes, vectors in widened(self.vectors, self.input.dtype):
+            product.addmm_(table[:, classes], vectors)
+        return product
 
     def _by_native(self, table: Tensor) -> bool:
         """Whether native code computes the products with a table."""
@@ -181,7 +199,7 @@ class Gradients:
             if bool((rows[1:] < rows[:-1]).any()):  # the native kernels give rows in order: no sort
                 permutation = rows.int().argsort(stable=True)  # int32: torch sorts it by radix, several times faster
                 by_row = rows[permutation], classes[permutation], values[permutation]
-            self.grad_input += sum_bags(*by_row, self.vectors, self.input.shape[0])
+            self._add_to_input(*by_row)
         if self.grad_bias is not None:
             self.grad_bias.index_add_(0, classes, values)
         if not self.wants[1]:
@@ -199,6 +217,19 @@ class Gradients:
             return
         product = sum_bags(classes, rows, values, self.input, self.vectors.shape[0])
         self.grad_vectors = product if self.grad_vectors is None else self.grad_vectors.add_(product)
+
+    def _add_to_input(self, rows: Tensor, classes: Tensor, values: Tensor) -> None:
+        """grad_input[r_k] += g_k w[c_k] over entries (K,) that are sorted by row."""
+        assert self.grad_input is not None
+        if not self._widens:
+            self.grad_input += sum_bags(rows, classes, values, self.vectors, self.input.shape[0])
+            return
+        # Some entries at a time: the class vectors of all of them in float32 could be larger than the table.
+        for some in torch.arange(len(rows), device=rows.device).split(CLASSES):
+            vectors = lookup(self.vectors, classes[some]).to(self.input.dtype)
+            place = torch.arange(len(some), device=rows.device)
+            first, last = int(rows[some[0]]), int(rows[some[-1]]) + 1
+            self.grad_input[first:last] += sum_bags(rows[some] - first, place, values[some], vectors, last - first)
 
 
 _COLUMNS = ("rows", "classes", "values")  # the fields of `Sparse`

@@ -36,8 +36,8 @@ from manymax.ops.reduction import reduce
 class HeadCall:
     """One call of a head that has been read and checked on this rank.
 
-    queries: (n, d), the rows flattened. vectors, bias: (classes of this rank, d) and (classes of this rank,). All three
-        are in the dtype of the arithmetic, float32 at least; only the vectors of a sampled head are in their own.
+    queries: (n, d), the rows flattened. vectors, bias: (classes of this rank, d) and (classes of this rank,). Queries
+        and bias are in the dtype of the arithmetic, float32 at least; class vectors may be in their own.
     live: (classes of this rank,) which of them are not masked; None where all are known to be alive.
     target: over all classes, of all N rows of the caller; every rank has the whole of it.
     keywords: those that heads share.
@@ -196,9 +196,9 @@ def read_call(
     live = live_classes(bias)
     check_live(read, live, shards)
     flat = queries.reshape(-1, queries.shape[-1])
-    # The class vectors may be the (C, d) leaf that gets a row-sparse gradient, which torch's own `to` would refuse. A
-    # sampled head reads a few of them: it converts those that it reads, and never the table.
-    vectors = linear_weight if member.kind == "sampled" else in_dtype(linear_weight, queries.dtype)
+    # Class vectors in another precision are converted some at a time, where they are read. Moments are an exception:
+    # autograd goes over the whole table.
+    vectors = in_dtype(linear_weight, queries.dtype) if member.kind == "quadratic" else linear_weight
     row_weight = read_row_weight(keywords, input.shape[:-1], queries.dtype)
     divisor = read.divisor if row_weight is None else read.divisor * row_weight
     if keywords.num_items is not None:

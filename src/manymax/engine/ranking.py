@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from manymax.engine.exclude import read_listed_ids
+from manymax.engine.half import widened
 from manymax.engine.linear import check_linear
 from manymax.engine.options import PAD, Options, read_options
 from manymax.errors import ArgumentError
@@ -36,23 +37,29 @@ def linear_scores(
         tensor([[2., 6.]])
     """
     check_linear(input, linear_weight, linear_bias)
-    flat, vectors = _operands(input, linear_weight)
+    flat = _queries(input)
     # Straight into the result: blocks of a few rows, to which the bias is added while they are in cache.
     out = flat.new_empty(flat.shape[0], linear_weight.shape[0])
     for start in range(0, flat.shape[0], block_rows):
-        block = torch.mm(flat[start : start + block_rows], vectors.T, out=out[start : start + block_rows])
+        block = out[start : start + block_rows]
+        _multiply(flat[start : start + block_rows], linear_weight, block)
         if linear_bias is not None:
             block += linear_bias
     return out.reshape(*input.shape[:-1], linear_weight.shape[0])
 
 
-def _operands(input: Tensor, linear_weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The queries as rows (N, d) and the class vectors (C, d), in one dtype.
+def _queries(input: Tensor) -> Tensor:
+    """The queries as rows (N, d), in float32 at least: scores in half precision would tie, and leave ranks to chance."""
+    return working(input.reshape(-1, input.shape[-1]))[0]
 
-    In float32 at least: scores in half precision would tie, and a tie leaves the ranking to chance.
-    """
-    flat, _ = working(input.reshape(-1, input.shape[-1]))
-    return flat, linear_weight.to(flat.dtype)
+
+def _multiply(queries: Tensor, linear_weight: Tensor, out: Tensor) -> None:
+    """Write queries (n, d) @ class vectors (C, d) to out (n, C), in the precision of the queries."""
+    if linear_weight.dtype == queries.dtype:
+        torch.mm(queries, linear_weight.T, out=out)
+        return
+    for classes, vectors in widened(linear_weight, queries.dtype):
+        torch.mm(queries, vectors.T, out=out[:, classes])
 
 
 @torch.no_grad()
@@ -94,7 +101,7 @@ def linear_topk(
     classes = linear_weight.shape[0]
     if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= classes:
         raise ArgumentError(f"`k` must be an integer from 1 to the number of classes, {classes}; got {k!r}.")
-    flat, vectors = _operands(input, linear_weight)
+    flat = _queries(input)
     # Checked before the first block, so that a bad id is an error and not a class that stays in the list.
     left_out = read_listed_ids("exclude", exclude, input.shape[:-1], classes)
     padded = -(-classes // PAD) * PAD  # for the matmul, and so that every class is in a group of 16
@@ -104,7 +111,7 @@ def linear_topk(
     for start in range(0, flat.shape[0], step):
         rows = slice(start, min(start + step, flat.shape[0]))
         scores = buffer[: rows.stop - start]
-        torch.mm(flat[rows], vectors.T, out=scores[:, :classes])
+        _multiply(flat[rows], linear_weight, scores[:, :classes])
         if linear_bias is not None:
             scores[:, :classes] += linear_bias
         if key is not None:

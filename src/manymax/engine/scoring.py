@@ -18,9 +18,7 @@ from torch import Tensor
 
 from manymax.engine import native
 from manymax.engine.blocks import PIECE, Dense, Mixed, Sparse
-
-# Class vectors whose norms, or parts along themselves, are computed at a time, so that temporary copies stay small.
-CLASSES = 1 << 14
+from manymax.engine.half import CLASSES, widened
 
 
 def inverse_norm(vectors: Tensor) -> Tensor:
@@ -59,7 +57,8 @@ class Scoring:
         cls, vectors: Tensor, bias: Tensor | None, normalize: bool, softcap: float | None, level: str | None
     ) -> Scoring:
         """The scoring of class vectors (C, d) with a bias (C,)."""
-        scale = torch.cat([inverse_norm(part) for part in vectors.split(CLASSES)]) if normalize else None
+        wide = torch.promote_types(vectors.dtype, torch.float32)
+        scale = torch.cat([inverse_norm(part) for _, part in widened(vectors, wide)]) if normalize else None
         return cls(vectors.shape[0], scale, bias, softcap, level)
 
     @property
