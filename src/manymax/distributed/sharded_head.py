@@ -185,7 +185,8 @@ class ShardedHead(nn.Module):
         if exclude is not None:  # in the numbering of this rank; classes of other ranks become padding
             exclude = torch.where(shards.inside(exclude), exclude - shards.start, -100)
         own = min(k, shards.size)  # k may be larger than a shard: the rest is padded, because all ranks send one shape
-        values, ids = linear_topk(input, vectors, own, linear_bias=bias, exclude=exclude, key=self.head.ranking_key)
+        given = {"linear_bias": bias, "exclude": exclude, "key": self.head.ranking_key, **self.head.scoring()}
+        values, ids = linear_topk(input, vectors, own, **given)
         ids = torch.where(ids >= 0, ids + shards.start, ids)  # -100, which stands for no class, stays
         return pad(values, (0, k - own), value=-torch.inf), pad(ids, (0, k - own), value=-100)
 

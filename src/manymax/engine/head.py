@@ -93,7 +93,7 @@ class LinearHead(nn.Module):
     def scores(self, input: Tensor, linear_weight: Tensor | None = None) -> Tensor:
         """The scores of all classes, (..., C), without gradients."""
         weight, bias = self.vectors(linear_weight)
-        return linear_scores(input, weight, bias)
+        return linear_scores(input, weight, bias, **self.scoring())
 
     def topk(
         self, input: Tensor, k: int, linear_weight: Tensor | None = None, exclude: Tensor | None = None
@@ -104,10 +104,15 @@ class LinearHead(nn.Module):
         constant in place of the scores.
         """
         weight, bias = self.vectors(linear_weight)
-        return linear_topk(input, weight, k, linear_bias=bias, exclude=exclude, key=self.ranking_key)
+        given = {"linear_bias": bias, "exclude": exclude, "key": self.ranking_key}
+        return linear_topk(input, weight, k, **given, **self.scoring())
 
     def settings(self) -> dict[str, Any]:
         """The member's own settings, as keyword arguments of its kernel."""
+        return {}
+
+    def scoring(self) -> dict[str, Any]:
+        """The keywords of how scores follow from queries and class vectors, for `linear_scores` and `linear_topk`."""
         return {}
 
     @property

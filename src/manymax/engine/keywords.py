@@ -102,18 +102,23 @@ def read_keywords(
     keywords = Keywords(**{**given, "options": read_options(given.get("options"), honoured, why)})
     check_options(keywords.reduction, keywords.label_smoothing, keywords.multilabel)
     check_weight(keywords.weight, num_classes)
-    _check_temperature(keywords.temperature)
-    for name, value in (("softcap", keywords.softcap), ("z_loss", keywords.z_loss)):
-        if value is not None and not (_is_number(value) and 0 <= value < math.inf):
-            raise ArgumentError(f"`{name}` must be a number of at least 0; got {value!r}.")
-    if keywords.softcap == 0:
-        raise ArgumentError("`softcap` must be positive: 0 would make all scores equal. None is no cap.")
+    read_scoring(keywords.normalize, keywords.temperature, keywords.softcap)
+    if not (_is_number(keywords.z_loss) and 0 <= keywords.z_loss < math.inf):
+        raise ArgumentError(f"`z_loss` must be a number of at least 0; got {keywords.z_loss!r}.")
     stats = (keywords.stats,) if isinstance(keywords.stats, str) else tuple(keywords.stats)
     for name in stats:
         check_choice("stats", name, STATISTICS)
     # Sampled heads take it as a keyword and as an option; it means the same.
     sparse = keywords.sparse_grad or keywords.options.sparse_grad
     return replace(keywords, stats=stats, sparse_grad=sparse)
+
+
+def read_scoring(normalize: bool, temperature: float | Tensor, softcap: float | None) -> Keywords:
+    """The keywords of scores alone, checked."""
+    _check_temperature(temperature)
+    if softcap is not None and not (_is_number(softcap) and 0 < softcap < math.inf):
+        raise ArgumentError(f"`softcap` must be a positive number, or None for no cap; got {softcap!r}.")
+    return Keywords(normalize=normalize, temperature=temperature, softcap=softcap)
 
 
 def check_num_items(num_items: float | Tensor | None, reduction: str) -> None:

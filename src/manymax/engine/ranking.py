@@ -7,10 +7,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from manymax.engine.call_keywords import scaled_queries
 from manymax.engine.exclude import read_listed_ids
 from manymax.engine.half import widened
+from manymax.engine.keywords import read_scoring
 from manymax.engine.linear import check_linear
 from manymax.engine.options import PAD, Options, read_options
+from manymax.engine.scoring import Scoring
 from manymax.errors import ArgumentError
 from manymax.ops.checks import working
 from manymax.ops.simplex import GROUP_SIZE
@@ -18,7 +21,14 @@ from manymax.ops.simplex import GROUP_SIZE
 
 @torch.no_grad()
 def linear_scores(
-    input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None = None, block_rows: int = 1024
+    input: Tensor,
+    linear_weight: Tensor,
+    linear_bias: Tensor | None = None,
+    block_rows: int = 1024,
+    *,
+    normalize: bool = False,
+    temperature: float | Tensor = 1.0,
+    softcap: float | None = None,
 ) -> Tensor:
     """input @ linear_weight.T + linear_bias, without gradients.
 
@@ -27,6 +37,7 @@ def linear_scores(
         linear_weight: (C, d) class vectors.
         linear_bias: (C,).
         block_rows: rows computed at a time.
+        normalize, temperature, softcap: as in a head.
 
     Returns:
         (..., C) in the dtype of `input`, float32 at least.
@@ -37,19 +48,19 @@ def linear_scores(
         tensor([[2., 6.]])
     """
     check_linear(input, linear_weight, linear_bias)
-    flat = _queries(input)
+    flat = scaled_queries(_queries(input), read_scoring(normalize, temperature, softcap))
+    scoring = Scoring.of(linear_weight, linear_bias, normalize, softcap, None)
     # Straight into the result: blocks of a few rows, to which the bias is added while they are in cache.
     out = flat.new_empty(flat.shape[0], linear_weight.shape[0])
     for start in range(0, flat.shape[0], block_rows):
         block = out[start : start + block_rows]
         _multiply(flat[start : start + block_rows], linear_weight, block)
-        if linear_bias is not None:
-            block += linear_bias
+        scoring.finish(block, None)
     return out.reshape(*input.shape[:-1], linear_weight.shape[0])
 
 
 def _queries(input: Tensor) -> Tensor:
-    """The queries as rows (N, d), in float32 at least: scores in half precision would tie, and leave ranks to chance."""
+    """The queries as rows (N, d), in float32 at least: scores in half precision tie, which leaves ranks to chance."""
     return working(input.reshape(-1, input.shape[-1]))[0]
 
 
@@ -72,6 +83,9 @@ def linear_topk(
     exclude: Tensor | None = None,
     options: Options = None,
     key: Callable[[Tensor], Tensor] | None = None,
+    normalize: bool = False,
+    temperature: float | Tensor = 1.0,
+    softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The k best classes of each query, exactly, best first, without the table of scores.
 
@@ -86,6 +100,7 @@ def linear_topk(
         exclude: (..., E) integer ids to leave out, padded with -100.
         options: block sizes, `HeadOptions` or a mapping of its fields.
         key: a function from scores to the numbers that classes are ranked by instead; it keeps -inf.
+        normalize, temperature, softcap: as in a head.
 
     Returns:
         scores (..., k), or their keys, float32 at least, and ids (..., k). Where fewer than k classes are left, the
@@ -101,7 +116,8 @@ def linear_topk(
     classes = linear_weight.shape[0]
     if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= classes:
         raise ArgumentError(f"`k` must be an integer from 1 to the number of classes, {classes}; got {k!r}.")
-    flat = _queries(input)
+    flat = scaled_queries(_queries(input), read_scoring(normalize, temperature, softcap))
+    scoring = Scoring.of(linear_weight, linear_bias, normalize, softcap, None)
     # Checked before the first block, so that a bad id is an error and not a class that stays in the list.
     left_out = read_listed_ids("exclude", exclude, input.shape[:-1], classes)
     padded = -(-classes // PAD) * PAD  # for the matmul, and so that every class is in a group of 16
@@ -112,8 +128,7 @@ def linear_topk(
         rows = slice(start, min(start + step, flat.shape[0]))
         scores = buffer[: rows.stop - start]
         _multiply(flat[rows], linear_weight, scores[:, :classes])
-        if linear_bias is not None:
-            scores[:, :classes] += linear_bias
+        scoring.finish(scores, None)
         if key is not None:
             scores[:, :classes] = key(scores[:, :classes])
         scores[:, classes:] = -torch.inf  # padding never ranks

@@ -78,6 +78,10 @@ class KernelHead(LinearHead):
         """The member's own settings, as keyword arguments of its kernel."""
         return {setting.name: getattr(self, setting.name) for setting in self.member.settings}
 
+    def scoring(self) -> dict[str, Any]:
+        """The keywords of how scores follow from queries and class vectors, for `linear_scores` and `linear_topk`."""
+        return {name: getattr(self, name) for name in ("normalize", "temperature", "softcap")}
+
     @property
     def ranking_key(self) -> Callable[[Tensor], Tensor] | None:
         """A function from scores to the numbers that classes are ranked by; None where those are the scores."""
