@@ -18,6 +18,7 @@ MEMBER = Member(
     needs_label=True,
     sparse=True,
     native=True,
+    statistics=("nll",),
     kernel=rankmax_kernel,
     cost=COST,
     traffic=TRAFFIC,

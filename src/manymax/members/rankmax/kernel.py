@@ -49,7 +49,15 @@ def rankmax_kernel() -> Kernel:
         >>> manymax.linear_rankmax_loss(input, vectors, torch.tensor([1]))
         tensor(0.9163)
     """
-    return Kernel(block_rankmax)
+    return Kernel(_run)
+
+
+def _run(block: Block) -> BlockResult:
+    """The result of a block with its statistics: p_i = 1 / S_i of a positive i, so that its loss is -log p_i."""
+    result = block_rankmax(block)
+    if "nll" in block.keywords.stats:
+        result.stats["nll"] = result.losses / block.target.total
+    return result
 
 
 def block_rankmax(block: Block) -> BlockResult:

@@ -15,6 +15,7 @@ from manymax.engine.blocks import PIECE, Block, BlockResult, Dense, Kernel
 from manymax.engine.cost import DOUBLE, EntryCost, Work, exact_cost, exact_traffic
 from manymax.engine.ranks import columns
 from manymax.engine.row_target import RowTarget
+from manymax.engine.statistics import target_statistics
 from manymax.errors import ArgumentError
 from manymax.members.taylor_softmax.loss import check_order, polynomial, taylor_exp
 from manymax.ops.checks import check_finite, visible
@@ -24,6 +25,8 @@ COST = exact_cost(EntryCost(Work(passes=30), calls=200, plain=8))
 # One exchange per block of two sums per row in float64: sum_j f(s_j) and sum_i t_i log f(s_i). No maximum is needed,
 # because a polynomial overflows only where scores are refused anyway.
 TRAFFIC = exact_traffic(sums=1, row=2 * DOUBLE)
+
+STATISTICS = ("nll", "log_z", "entropy", "target_prob", "support")
 
 # Higher orders are computed in float64. Below 0 the terms s^k / k! alternate in sign, and together they are up to 70
 # times (order 6) or 2,000 times (order 12) as large as their sum: float32 would lose two to four of its seven digits.
@@ -47,19 +50,39 @@ def taylor_kernel(order: int = 2) -> Kernel:
         target, scores = block.target, block.scores
         # f and f' are two more tables, and in float64 twice as large: some rows at a time, which stay in cache.
         pieces = row_blocks(scores.shape[0], scores.shape[1], PIECE)
+        found = _statistics(block, pieces, order)  # before the gradient overwrites the scores
         if block.ranks.alone:
             # The padding is -inf, and a polynomial of it is not 0 as an exponential would be: it is left out of all
             # sums, and set to 0, so that the table that is handed on is finite everywhere.
             scores[:, block.num_classes :] = 0
             parts = [_whole_rows_(scores[rows, : block.num_classes], target[rows], order) for rows in pieces]
-            result = BlockResult(torch.cat(parts))
+            result = BlockResult(torch.cat(parts), stats=found)
         else:
-            result = BlockResult(_sharded_rows_(block, pieces, order))
+            result = BlockResult(_sharded_rows_(block, pieces, order), stats=found)
         if target.coefficient is not None:
             result.parts.append(Dense(scores, target.row_coefficient))
         return result
 
     return Kernel(run)
+
+
+def _statistics(block: Block, pieces: list[slice], order: int) -> dict[str, Tensor]:
+    """The statistics of the rows that are asked for, from p = f(s) / F."""
+    wanted, dtype, ranks = block.keywords.stats, block.scores.dtype, block.ranks
+    if not any(name in STATISTICS for name in wanted):
+        return {}
+    sums, logs = [], []
+    for rows in pieces:
+        terms = _terms(block.scores[rows, : block.num_classes], order).double()
+        # sum f, sum f log f and the number of f > 0 over the classes of this rank
+        sums.append(columns(terms.sum(1), -torch.special.entr(terms).sum(1), (terms > 0).sum(1)))
+        logs.append(block.target[rows].pick(terms).log())
+    total, moment, support = ranks.sum(torch.cat(sums)).unbind(1)
+    log_z = total.log()
+    found = target_statistics(wanted, block.target, torch.cat(logs) - log_z.unsqueeze(1), ranks.sum)
+    found |= {"log_z": log_z, "entropy": log_z - moment / total}
+    rows = {name: value.to(dtype) for name, value in found.items()} | {"support": support.long()}
+    return {name: value for name, value in rows.items() if name in wanted}
 
 
 def _whole_rows_(scores: Tensor, target: RowTarget, order: int) -> Tensor:
