@@ -12,11 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from manymax import FAMILY, ArgumentError
+import manymax
+from manymax import FAMILY, ArgumentError, ArgumentTypeError, LossResult, SoftTarget
 from manymax.engine import native_library
+from manymax.engine.keywords import STATISTICS
 from manymax.engine.member import Member
 from manymax.heads import head_function
 from manymax.members import REFERENCE_LOSSES
+from manymax.members.taylor_softmax.loss import taylor_exp
+from tests.heads.products import products_of
 
 ROWS, CLASSES, DIM = 7, 83, 5
 BACKENDS = ("torch", *(f"native-{level}" for level in native_library.levels_here()))
@@ -159,3 +163,169 @@ def test_every_keyword(member: Member, case: str, backend: str) -> None:
             rows = call.loss("none")
             assert rows.shape == (ROWS,)
             call.check(rows.sum(), call.loss("sum"))
+
+
+# Statistics --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@members(EXACT)
+def test_every_statistic(member: Member, backend: str) -> None:
+    """Against the probabilities of the member's map, in the shape of the rows; and the loss is as without them."""
+    names = ("argmax", "correct", *member.statistics)
+    for settings in member.examples:
+        call = Call(member, settings, {"softcap": 6.0}, backend)
+        plain = call.loss()
+        call.given["stats"] = names
+        found: Any = call.loss()
+        assert isinstance(found, LossResult)
+        call.check(found.loss, plain)
+        expected = statistics(call)
+        assert set(expected) >= set(names)
+        for name in names:
+            ours = getattr(found, name)
+            assert ours.shape == (ROWS,)
+            assert not ours.requires_grad
+            torch.testing.assert_close(ours, expected[name].to(ours.dtype), rtol=1e-9, atol=1e-10, equal_nan=True)
+        assert found.log_z is None or "log_z" in names
+
+
+def statistics(call: Call) -> dict[str, Tensor]:
+    """The statistics of the rows, from the whole table of scores."""
+    input, vectors, bias = (tensor.detach() for tensor in call.tensors)
+    scores, problem = input @ vectors.T + bias, call.problem
+    cap = call.given["softcap"]
+    scores = torch.where(scores > -torch.inf, cap * torch.tanh(scores / cap), scores)
+    rows: dict[str, list[float]] = {name: [] for name in STATISTICS}
+    for s, row in zip(scores, problem.target, strict=True):
+        ids = row[row >= 0].unique()
+        if not len(ids):
+            found = {name: float("nan") for name in STATISTICS} | {"argmax": -100, "correct": 0, "support": 0}
+        else:
+            t = problem.weight[ids] / problem.weight[ids].sum()
+            found = row_statistics(call, s, ids, t)
+        for name, value in found.items():
+            rows[name].append(float(value))
+    return {name: torch.tensor(values, dtype=torch.float64) for name, values in rows.items()}
+
+
+def row_statistics(call: Call, s: Tensor, ids: Tensor, t: Tensor) -> dict[str, Any]:
+    """Those of a row with positives `ids` of weights t, which sum to 1."""
+    member, settings = call.member, call.settings
+    if member.needs_label:  # a map for each positive
+        p = torch.stack([member.map(s, y, **settings)[y] for y in ids])  # type: ignore[misc]
+        best = int(s.argmax())
+        nothing = dict.fromkeys(STATISTICS, 0.0)
+        return nothing | {"nll": -(t * p.log()).sum(), "argmax": best, "correct": best in ids}
+    p = member.map(s, **settings)  # type: ignore[misc]
+    best = int(p.argmax())
+    partition = torch.logsumexp(s, 0)
+    if "order" in settings:
+        partition = (taylor_exp(s, settings["order"])).sum().log()
+    return {
+        "nll": -(t * p[ids].log()).sum(),
+        "log_z": partition,
+        "entropy": torch.special.entr(p).sum(),
+        "argmax": best,
+        "correct": best in ids,
+        "target_prob": (t * p[ids]).sum(),
+        "support": (p > 0).sum(),
+    }
+
+
+@members(EXACT)
+def test_statistics_cost_no_product(member: Member) -> None:
+    problem = Problem()
+    leaves = [tensor.clone().requires_grad_() for tensor in (problem.input, problem.vectors, problem.bias)]
+
+    def step(**keywords: Any) -> Any:
+        result = head_function(member)(*leaves[:2], problem.target, linear_bias=leaves[2], **keywords)
+        return result.loss if isinstance(result, LossResult) else result
+
+    names = ("argmax", "correct", *member.statistics)
+    assert products_of(lambda: step(stats=names).backward()) == products_of(lambda: step().backward())
+
+
+# Targets and rows --------------------------------------------------------------------------------
+
+
+@members([member for member in EXACT if member.takes.float_rows])
+def test_soft_targets_are_float_rows(member: Member) -> None:
+    """The k best of a teacher, whose mass is below 1; a class that is listed twice; padding."""
+    problem, random = Problem(), torch.Generator().manual_seed(1)
+    ids = torch.randint(CLASSES, (ROWS, 4), generator=random)
+    ids[ids == 9], ids[1], ids[2, 1:], ids[3, 1] = 8, -100, -100, ids[3, 0]
+    probs = torch.rand(ROWS, 4, generator=random, dtype=torch.float64) / 5
+    dense = torch.zeros(ROWS, CLASSES, dtype=torch.float64).scatter_add(1, ids.clamp(min=0), probs * (ids >= 0))
+    for backend in BACKENDS:
+        leaves = [tensor.clone().requires_grad_() for tensor in (problem.input, problem.vectors, problem.bias)]
+        options, keywords = {"backend": backend}, {"weight": problem.weight}
+        target = SoftTarget(ids, probs)
+        loss = head_function(member)(*leaves[:2], target, linear_bias=leaves[2], options=options, **keywords)
+        # As a sum over the classes of float rows that sum to 1: t = sum_i t_i e_i.
+        scores = leaves[0] @ leaves[1].T + leaves[2]
+        each = [[n, c] for n in range(ROWS) for c in range(CLASSES) if dense[n, c] > 0]
+        rows, classes = torch.tensor(each).T
+        terms = member.loss(scores[rows], classes, reduction="none")
+        expected = (problem.weight[classes] * dense[rows, classes] * terms).sum() / (dense.sum(1) > 0).sum()
+        torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-10)
+        found, theirs = torch.autograd.grad(loss, leaves), torch.autograd.grad(expected, leaves)
+        for ours, other in zip(found, theirs, strict=True):
+            torch.testing.assert_close(ours, torch.nan_to_num(other), rtol=1e-7, atol=1e-9)
+        torch.testing.assert_close(member.loss(scores, target, **keywords), expected, rtol=1e-9, atol=1e-10)
+
+
+@members(EXACT)
+def test_shift_is_a_slice(member: Member) -> None:
+    random = torch.Generator().manual_seed(0)
+    input = torch.randn(2, 5, DIM, generator=random, dtype=torch.float64)
+    vectors = torch.randn(CLASSES, DIM, generator=random, dtype=torch.float64)
+    target = torch.randint(CLASSES, (2, 5), generator=random)
+    head = head_function(member)
+    shifted = head(input, vectors, target, shift=True, reduction="none")
+    torch.testing.assert_close(shifted, head(input[:, :-1], vectors, target[:, 1:], reduction="none"))
+    with pytest.raises(ArgumentError, match="one row less"):
+        head(input, vectors, target, shift=True, row_weight=torch.ones(2, 5))
+
+
+BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"temperature": 0.0}, ArgumentError, "temperature"),
+    ({"temperature": torch.ones(2)}, ArgumentTypeError, "temperature"),
+    ({"temperature": "1"}, ArgumentTypeError, "temperature"),
+    ({"softcap": 0.0}, ArgumentError, "softcap"),
+    ({"softcap": True}, ArgumentError, "softcap"),
+    ({"z_loss": -1.0}, ArgumentError, "z_loss"),
+    ({"exclude": torch.zeros(3, 2, dtype=torch.long)}, ArgumentError, "exclude"),
+    ({"exclude": torch.full((4, 2), 83)}, ArgumentError, "exclude"),
+    ({"exclude": torch.zeros(4, 2)}, ArgumentTypeError, "exclude"),
+    ({"row_weight": torch.ones(3)}, ArgumentError, "row_weight"),
+    ({"row_weight": torch.full((4,), torch.nan)}, ArgumentError, "row_weight"),
+    ({"row_weight": -torch.ones(4)}, ArgumentError, "num_items"),
+    ({"num_items": 0}, ArgumentError, "num_items"),
+    ({"num_items": 3, "reduction": "sum"}, ArgumentError, "num_items"),
+    ({"num_items": "3"}, ArgumentTypeError, "num_items"),
+    ({"stats": ("nil",)}, ArgumentError, "Did you mean 'nll'"),
+    ({"shift": True}, ArgumentError, "shift"),
+    ({"decoupled": True, "label_smoothing": 0.1}, ArgumentError, "contradict"),
+    ({"decoupled": True, "stats": ("nll",)}, ArgumentError, "contradict"),
+    ({"target": SoftTarget(torch.zeros(4, 2, dtype=torch.long), -torch.ones(4, 2))}, ArgumentError, "probs"),
+    ({"target": SoftTarget(torch.full((4, 2), 83), torch.ones(4, 2))}, ArgumentError, "ids"),
+    ({"target": SoftTarget(torch.zeros(4, 2, dtype=torch.long), torch.ones(4, 3))}, ArgumentError, "both"),
+]
+
+
+@pytest.mark.parametrize(("given", "error", "words"), BAD, ids=lambda value: str(value)[:40])
+def test_bad_values_are_refused(given: dict[str, Any], error: type[Exception], words: str) -> None:
+    input, vectors = torch.zeros(4, DIM), torch.zeros(CLASSES, DIM)
+    keywords = {"target": torch.arange(4), **given}
+    with pytest.raises(error, match=words):
+        manymax.linear_softmax_loss(input, vectors, **keywords)
+
+
+def test_what_has_no_meaning_is_refused_with_a_reason() -> None:
+    input, vectors, target = torch.zeros(4, DIM), torch.zeros(CLASSES, DIM), torch.arange(4)
+    for name, keyword in (("sparsemax", "decoupled"), ("rankmax", "decoupled"), ("rg", "normalize")):
+        with pytest.raises(ArgumentError, match=f"`{keyword}` has no meaning for {name}: "):
+            manymax.linear_loss(name, input, vectors, target, **{keyword: True})
+    with pytest.raises(ArgumentError, match="rankmax has no 'log_z'"):
+        manymax.linear_loss("rankmax", input, vectors, target, stats=("log_z",))
