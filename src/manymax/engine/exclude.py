@@ -31,8 +31,8 @@ def read_listed_ids(name: str, ids: Tensor | None, batch: torch.Size, classes: i
 def spare_positives(exclude: Tensor, target: Target, num_classes: int) -> tuple[Tensor, Tensor]:
     """What is left out of the sums of each row, and which positives are left out of the sums of others.
 
-    The own positive of a row is in the sum of its loss even if it is listed. In a row with one positive it is therefore
-    taken off the list. A row with several has one sum for each: a listed positive is in its own and in no other.
+    The own positive of a row is in the sum of its loss even if it is listed: positives are taken off the list. A row
+    with several has one sum for each, and a listed positive is in its own and in no other.
 
     Args:
         exclude: (N, E) ids, -100 where there is none.
@@ -40,7 +40,7 @@ def spare_positives(exclude: Tensor, target: Target, num_classes: int) -> tuple[
         num_classes: C.
 
     Returns:
-        The list (N, E) without the positives of rows that have only one, and (N, P) the positives that are listed.
+        The list (N, E) without positives, and (N, P) the listed positives of rows that have several.
     """
     assert target.ids is not None
     positive = target.weights != 0
@@ -50,4 +50,4 @@ def spare_positives(exclude: Tensor, target: Target, num_classes: int) -> tuple[
     hit = torch.isin(pairs, listed) & positive
     own = torch.isin(listed, torch.where(positive, pairs, -2))
     alone = positive.sum(1, keepdim=True) <= 1
-    return torch.where(own & alone, -100, exclude), hit & ~alone
+    return torch.where(own, -100, exclude), hit & ~alone

@@ -144,8 +144,9 @@ def _check_temperature(temperature: float | Tensor) -> None:
             return
     elif not _is_number(temperature):
         raise ArgumentTypeError(f"`temperature` must be a number or a tensor with one; got {temperature!r}.")
-    if not 0 < float(temperature) < math.inf:
-        raise ArgumentError(f"`temperature` must be positive and finite; got {float(temperature)}.")
+    number = float(temperature.detach()) if isinstance(temperature, Tensor) else temperature
+    if not 0 < number < math.inf:
+        raise ArgumentError(f"`temperature` must be positive and finite; got {number}.")
 
 
 def _is_number(value: object) -> bool:

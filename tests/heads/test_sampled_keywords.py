@@ -1,0 +1,136 @@
+"""The shared keywords of sampled heads against plain sampled losses on the scores of the same draw."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import manymax
+from manymax import FAMILY, ArgumentError
+from manymax.members import REFERENCE_LOSSES
+from manymax.samplers import UniformSampler
+
+ROWS, CLASSES, DIM, NEGATIVES = 5, 37, 4, 12
+SAMPLED = [m for m in (*FAMILY.values(), *REFERENCE_LOSSES.values()) if m.kind == "sampled"]
+PARTITION = {"correction": "partition", "hit_policy": "keep"}
+CASES: dict[str, dict[str, Any]] = {
+    "temperature": {"temperature": torch.tensor(0.6, dtype=torch.float64)},
+    "normalize": {"normalize": True, "temperature": 0.3},
+    "softcap": {"softcap": 1.5},
+    "exclude": {"exclude": True},
+    "negatives": {"negatives": True},
+    "row_weight": {"row_weight": torch.tensor([1.0, 0.0, 2.0, 0.5, 3.0], dtype=torch.float64)},
+    "num_items": {"num_items": 9},
+    "decoupled": {"decoupled": True},
+    "z_loss": {"z_loss": 0.3},
+    "all": {"normalize": True, "softcap": 2.0, "exclude": True, "negatives": True, "decoupled": True},
+}
+
+
+class Problem:
+    """Queries, class vectors of which one is zero, a bias, a target with an ignored row, and lists of ids."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(3)
+        tensors = torch.randn(ROWS, DIM), torch.randn(CLASSES, DIM), torch.randn(CLASSES)
+        self.input, self.vectors, self.bias = (tensor.double() for tensor in tensors)
+        self.vectors[6] = 0.0
+        self.leaves = [tensor.requires_grad_() for tensor in (self.input, self.vectors, self.bias)]
+        self.target = torch.tensor([3, -100, 6, 30, 3])
+        self.exclude = torch.randint(CLASSES, (ROWS, 9))
+        self.negatives = torch.tensor([[1, 3], [0, 0], [-100, -100], [7, 8], [3, -100]])
+
+
+def scores_of(problem: Problem, given: dict[str, Any]) -> Tensor:
+    """The whole table of scores by the formulas of the keywords."""
+    input, vectors = problem.input, problem.vectors
+    if given.get("normalize"):
+        input, norms = input / input.norm(dim=1, keepdim=True), vectors.norm(dim=1, keepdim=True)
+        vectors = torch.where(norms > 0, vectors / torch.where(norms > 0, norms, 1), 0 * vectors.detach())
+    scores = input @ vectors.T / given.get("temperature", 1.0) + problem.bias
+    cap = given.get("softcap")
+    return scores if cap is None else cap * torch.tanh(scores / cap)
+
+
+def reference(member: Any, problem: Problem, given: dict[str, Any], shared: bool, settings: dict[str, Any]) -> Tensor:
+    """The mean loss, one row after the other, over the draws that the head makes with the same generator."""
+    scores, kept = scores_of(problem, given), (problem.target >= 0).nonzero().flatten()
+    if "row_weight" in given:
+        kept = kept[given["row_weight"][kept] != 0]
+    classes = problem.target[kept]
+    draw = UniformSampler(CLASSES)(
+        NEGATIVES, target=classes, input=problem.input[kept].detach(), shared=shared, generator=generator()
+    )
+    losses, log_q = [], -math.log(CLASSES)
+    for place, (n, y) in enumerate(zip(kept.tolist(), classes.tolist(), strict=True)):
+        ids = draw.ids if shared else draw.ids[place]
+        negative = scores[n, ids]
+        listed = torch.zeros(NEGATIVES, dtype=torch.bool)
+        if "exclude" in given:
+            listed |= torch.isin(ids, problem.exclude[n])
+        more = problem.negatives[n] if "negatives" in given else torch.empty(0, dtype=torch.long)
+        more = more[(more >= 0) & (more != y)]
+        listed |= torch.isin(ids, problem.negatives[n]) if "negatives" in given else False
+        negative = torch.where(listed, -torch.inf, negative)
+        negative = torch.cat([negative, scores[n, more]])
+        if given.get("decoupled") or "z_loss" in given:
+            logits = torch.cat([negative[:NEGATIVES] - log_q - math.log(NEGATIVES), negative[NEGATIVES:]])
+            every = logits if given.get("decoupled") else torch.cat([logits, scores[n, y : y + 1]])
+            loss = every.logsumexp(0) - scores[n, y] + given.get("z_loss", 0.0) * every.logsumexp(0) ** 2
+        else:
+            each = torch.full((len(negative),), log_q, dtype=torch.float64)
+            each[NEGATIVES:] = -math.log(NEGATIVES)  # a given negative counts once: k q = 1
+            loss = plain_loss(member, scores[n, y], negative, log_q, each, settings)
+        losses.append(loss * (given["row_weight"][n] if "row_weight" in given else 1.0))
+    weights = given["row_weight"][kept].sum() if "row_weight" in given else len(kept)
+    return torch.stack(losses).sum() / given.get("num_items", weights)
+
+
+def plain_loss(member: Any, positive: Tensor, negative: Tensor, log_q: float, each: Tensor, settings: Any) -> Tensor:
+    """The plain loss of one positive and its negatives, of which the first `NEGATIVES` are draws."""
+    if member.name == "sampled_softmax":
+        # c = s - log(k q), where the number of draws is not the number of columns.
+        logits = negative - each - (math.log(NEGATIVES) if settings.get("correction") == "partition" else 0.0)
+        own = positive - (0.0 if settings.get("correction") == "partition" else log_q)
+        return torch.cat([own.unsqueeze(0), logits]).logsumexp(0) - own
+    known = {"log_q_positive": log_q, "log_q_negative": each} if member.name == "nce" else {}
+    return member.loss(positive.unsqueeze(0), negative.unsqueeze(0), **known, **settings).squeeze()
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(5)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("member", SAMPLED, ids=lambda member: member.name)
+def test_every_keyword(member: Any, case: str, shared: bool) -> None:
+    problem, given = Problem(), dict(CASES[case])
+    needs_partition = any(name in given for name in ("decoupled", "z_loss"))
+    settings = PARTITION if needs_partition and member.log_partition else {}
+    for name in ("exclude", "negatives"):
+        if name in given:
+            given[name] = getattr(problem, name)
+    if isinstance(given.get("temperature"), Tensor):
+        given["temperature"] = given["temperature"].clone().requires_grad_()
+    wanted = [*problem.leaves, *(v for v in given.values() if isinstance(v, Tensor) and v.requires_grad)]
+
+    def loss() -> Tensor:
+        tensors = problem.input, problem.vectors, problem.target, UniformSampler(CLASSES), NEGATIVES
+        how = {"linear_bias": problem.bias, "shared": shared, "generator": generator()}
+        return manymax.linear_loss(member, *tensors, **how, **given, **settings)
+
+    if needs_partition and not member.log_partition:
+        with pytest.raises(ArgumentError, match="no meaning"):
+            loss()
+        return
+    if member.name not in ("sampled_softmax", "nce") and "negatives" in given:
+        given.pop("negatives")  # a mean over the negatives: tested by its own formula
+    ours, theirs = loss(), reference(member, problem, given, shared, settings)
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
+    for found, expected in zip(torch.autograd.grad(ours, wanted), torch.autograd.grad(theirs, wanted), strict=True):
+        torch.testing.assert_close(found, torch.nan_to_num(expected), rtol=1e-7, atol=1e-9)
