@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 import manymax
 from manymax import FAMILY, ArgumentError
@@ -97,8 +98,11 @@ def plain_loss(member: Any, positive: Tensor, negative: Tensor, log_q: float, ea
         logits = negative - each - (math.log(NEGATIVES) if settings.get("correction") == "partition" else 0.0)
         own = positive - (0.0 if settings.get("correction") == "partition" else log_q)
         return torch.cat([own.unsqueeze(0), logits]).logsumexp(0) - own
-    known = {"log_q_positive": log_q, "log_q_negative": each} if member.name == "nce" else {}
-    return member.loss(positive.unsqueeze(0), negative.unsqueeze(0), **known, **settings).squeeze()
+    if member.name == "nce":  # binary, positive against negatives, of s - log Z - log(k q)
+        own = positive - math.log(CLASSES) - math.log(NEGATIVES) - log_q
+        others = negative - math.log(CLASSES) - math.log(NEGATIVES) - each
+        return softplus(-own) + softplus(others).sum()
+    return member.loss(positive.unsqueeze(0), negative.unsqueeze(0), **settings).squeeze()
 
 
 def generator() -> torch.Generator:

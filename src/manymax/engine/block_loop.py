@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from manymax.engine import native
 from manymax.engine.blocks import Block, Kernel
 from manymax.engine.gradients import Gradients
-from manymax.engine.half import CLASSES, widened
+from manymax.engine.half import WIDENED, widened
 from manymax.engine.keywords import Keywords
 from manymax.engine.options import PAD
 from manymax.engine.ranks import Shards
@@ -49,65 +50,21 @@ def run(
         (N,) that `keywords.stats` names, in that order.
     """
     options = keywords.options
-    num_classes, padded = linear_weight.shape[0], padded_length(linear_weight.shape[0])
-    # Converted once for all blocks; half the size of the class vectors.
-    matmul_vectors = linear_weight.bfloat16() if options.matmul == "bf16" else linear_weight
     # From the largest shard, not from this rank's own: a kernel exchanges sums for each block, so that ranks that cut
     # the rows differently would add up sums of different rows, or wait for each other for ever.
     tables = 1 if keywords.softcap is None else 2  # the scores, and what is kept for the slope of a soft cap
     step = options.rows(tables * padded_length(max(shards.sizes)))
     # One buffer for all blocks: writing to memory for the first time costs about as much as the matmul.
-    buffer = input.new_empty(min(step, input.shape[0]), padded)
-    level = native.level_for(options, buffer)
-    by_native = options.matmul == "float32" and native.multiplies(level, input, linear_weight)
-    widen = options.matmul == "float32" and linear_weight.dtype != input.dtype
-    scoring = Scoring.of(linear_weight, linear_bias, keywords.normalize, keywords.softcap, level)
-    spread_of = (
-        None if target.class_weight is None else _weighted_score_sum(target.class_weight, linear_weight, scoring)
-    )
+    buffer = input.new_empty(min(step, input.shape[0]), padded_length(linear_weight.shape[0]))
+    scorer = Scorer.of(input, linear_weight, linear_bias, keywords, native.level_for(options, buffer))
+    scoring, level = scorer.scoring, scorer.level
+    weights = target.class_weight
+    spread_of = None if weights is None else _weighted_score_sum(weights, linear_weight, scoring)
     # The slope of a soft cap is a function of the capped scores, which the kernel overwrites.
     kept = torch.empty_like(buffer) if scoring.softcap is not None and target.coefficient is not None else None
-
-    def score(queries: Tensor, part: RowTarget, out: Tensor, capped: Tensor | None = None) -> Tensor | None:
-        """Write the scores to `out`; returns the maxima of groups of classes, where they come with the scores."""
-        tops = multiply(queries, part.ids, out, capped)
-        if part.excluded is None:
-            return tops
-        row, column = (part.excluded >= 0).nonzero(as_tuple=True)
-        out[row, part.excluded[row, column]] = -torch.inf
-        return None  # a maximum may be gone
-
-    def multiply(queries: Tensor, ids: Tensor | None, out: Tensor, capped: Tensor | None) -> Tensor | None:
-        """The same for the scores of all classes."""
-        if by_native and level is not None:
-            bias = linear_bias if scoring.plain else None
-            tops = native.block_scores(level, queries, linear_weight, bias, out)
-            return tops if scoring.plain else scoring.finish(out, capped)
-        scores = out[:, :num_classes]
-        if options.matmul == "bf16":
-            scores.copy_(queries.bfloat16() @ matmul_vectors.T)
-            if ids is not None:
-                # The scores of the positives enter the loss one by one, where rounding does not average out as it does
-                # in a sum over the classes: they are computed again in full precision.
-                positives = linear_weight[ids].to(queries.dtype) @ queries.unsqueeze(2)
-                scores.scatter_(1, ids, positives.squeeze(2))
-        elif widen:
-            for classes, vectors in widened(linear_weight, queries.dtype):
-                torch.mm(queries, vectors.T, out=scores[:, classes])
-        else:
-            torch.mm(queries, linear_weight.T, out=scores)
-        # Written for every block, because the kernel overwrote the padding of the last one.
-        out[:, num_classes:] = -torch.inf
-        if not scoring.plain:
-            return scoring.finish(out, capped)
-        if linear_bias is not None:
-            scores += linear_bias  # -inf masks a class
-        return None
-
     # The budget of sparse entries is the size of the buffer: entries may take about as much memory as scores do.
-    gradients = Gradients(
-        input, linear_weight, matmul_vectors, wants, options.sparse_grad, buffer.numel(), scoring, level
-    )
+    how = options.sparse_grad, buffer.numel(), scoring, level
+    gradients = Gradients(input, linear_weight, scorer.matmul_vectors, wants, *how)
     # In float64: one number that sums terms of both signs over all rows and classes.
     losses, grad_setting = [], input.new_zeros((), dtype=torch.float64)
     stats: list[dict[str, Tensor]] = []
@@ -116,12 +73,13 @@ def run(
         part = target[start : start + step]
         scores = buffer[: len(queries)]
         capped = None if kept is None else kept[: len(queries)]
-        tops = score(queries, part, scores, capped)
+        tops = scorer.score(queries, part, scores, capped)
         spread = None if spread_of is None else spread_of(queries, scores)
-        rescore = partial(_rescore, score, queries, part, padded)
-        # On several ranks this call exchanges sums with the others, who are at the same block.
+        rescore = partial(scorer.rescore, queries, part)
         known = of_scores(keywords.stats, scores, tops, part, shards, kernel.ranking_key)
-        result = kernel.run(Block(scores, part, num_classes, spread, rescore, shards.ranks, keywords, level, tops))
+        block = Block(scores, part, len(linear_weight), spread, rescore, shards.ranks, keywords, level, tops)
+        # On several ranks this call exchanges sums with the others, who are at the same block.
+        result = kernel.run(block)
         losses.append(result.losses)
         stats.append({**result.stats, **known})
         # At once: a dense part is the buffer itself, which the next block overwrites.
@@ -131,6 +89,82 @@ def run(
             grad_setting = grad_setting + result.grad_setting
     rows = [torch.cat([block[name] for block in stats]) if stats else input.new_zeros(0) for name in keywords.stats]
     return torch.cat(losses) if losses else input.new_zeros(0), gradients, grad_setting, rows
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """Computes the scores of blocks of queries.
+
+    vectors: (C, d), in any precision. bias: (C,) or None.
+    matmul_vectors: (C, d), the class vectors in the dtype of the matmuls.
+    scoring: how scores follow from products.
+    matmul: the option of this name.
+    by_native: whether native code computes the products; `level` is then its dispatch level.
+    level: of the native library that serves the call; None where plain torch does.
+    """
+
+    vectors: Tensor
+    bias: Tensor | None
+    matmul_vectors: Tensor
+    scoring: Scoring
+    matmul: str
+    by_native: bool
+    level: str | None
+
+    @classmethod
+    def of(cls, input: Tensor, vectors: Tensor, bias: Tensor | None, keywords: Keywords, level: str | None) -> Scorer:
+        """For the queries of one call."""
+        matmul = keywords.options.matmul
+        scoring = Scoring.of(vectors, bias, keywords.normalize, keywords.softcap, level)
+        # Converted once for all blocks; half the size of the class vectors.
+        matmul_vectors = vectors.bfloat16() if matmul == "bf16" else vectors
+        by_native = matmul == "float32" and native.multiplies(level, input, vectors)
+        return cls(vectors, bias, matmul_vectors, scoring, matmul, by_native, level)
+
+    def score(self, queries: Tensor, target: RowTarget, out: Tensor, capped: Tensor | None = None) -> Tensor | None:
+        """Write scores (n, C') to `out`; returns the maxima of groups of classes, where they come with the scores.
+
+        A copy of scores under a soft cap goes to `capped`, if it is given.
+        """
+        tops = self._multiply(queries, target.ids, out, capped)
+        if target.excluded is None:
+            return tops
+        row, column = (target.excluded >= 0).nonzero(as_tuple=True)
+        out[row, target.excluded[row, column]] = -torch.inf
+        return None  # a maximum may be gone
+
+    def rescore(self, queries: Tensor, target: RowTarget, rows: Tensor) -> Tensor:
+        """Fresh scores (m, C') of some rows (m,) of a block, in memory of their own."""
+        scores = queries.new_empty(len(rows), padded_length(len(self.vectors)))
+        self.score(queries[rows], target[rows], scores)
+        return scores
+
+    def _multiply(self, queries: Tensor, ids: Tensor | None, out: Tensor, capped: Tensor | None) -> Tensor | None:
+        """Write the scores of all classes."""
+        plain = self.scoring.plain
+        if self.by_native and self.level is not None:
+            tops = native.block_scores(self.level, queries, self.vectors, self.bias if plain else None, out)
+            return tops if plain else self.scoring.finish(out, capped)
+        scores = out[:, : len(self.vectors)]
+        if self.matmul == "bf16":
+            scores.copy_(queries.bfloat16() @ self.matmul_vectors.T)
+            if ids is not None:
+                # The scores of the positives enter the loss one by one, where rounding does not average out as it does
+                # in a sum over the classes: they are computed again in full precision.
+                positives = self.vectors[ids].to(queries.dtype) @ queries.unsqueeze(2)
+                scores.scatter_(1, ids, positives.squeeze(2))
+        elif self.vectors.dtype != queries.dtype:
+            for classes, vectors in widened(self.vectors, queries.dtype):
+                torch.mm(queries, vectors.T, out=scores[:, classes])
+        else:
+            torch.mm(queries, self.vectors.T, out=scores)
+        # Written for every block, because the kernel overwrote the padding of the last one.
+        out[:, len(self.vectors) :] = -torch.inf
+        if not plain:
+            return self.scoring.finish(out, capped)
+        if self.bias is not None:
+            scores += self.bias  # -inf masks a class
+        return None
 
 
 def padded_length(num_classes: int) -> int:
@@ -163,19 +197,6 @@ def _weighted_score_sum(
 def _sum_of_scores(scores: Tensor, class_weight: Tensor) -> Tensor:
     """sum_c class_weight_c s_c of scores (n, C), (n,) in float64, without a float64 copy of all of them."""
     total = scores.new_zeros(len(scores), dtype=torch.float64)
-    for part, weights in zip(scores.split(CLASSES, 1), class_weight.split(CLASSES), strict=True):
+    for part, weights in zip(scores.split(WIDENED, 1), class_weight.split(WIDENED), strict=True):
         total += torch.where(part > -torch.inf, part, 0).double() @ weights.double()
     return total
-
-
-def _rescore(
-    score: Callable[[Tensor, RowTarget, Tensor], Tensor | None],
-    queries: Tensor,
-    target: RowTarget,
-    padded: int,
-    rows: Tensor,
-) -> Tensor:
-    """Fresh scores (m, C') of some rows (m,) of a block, in memory of their own."""
-    scores = queries.new_empty(len(rows), padded)
-    score(queries[rows], target[rows], scores)
-    return scores

@@ -10,7 +10,7 @@ from torch.nn.functional import embedding_bag
 
 from manymax.engine import native
 from manymax.engine.blocks import Dense, Mixed, Sparse
-from manymax.engine.half import CLASSES, widened
+from manymax.engine.half import WIDENED, widened
 from manymax.engine.scoring import Scoring
 from manymax.ops.lookup import lookup
 
@@ -225,7 +225,7 @@ class Gradients:
             self.grad_input += sum_bags(rows, classes, values, self.vectors, self.input.shape[0])
             return
         # Some entries at a time: the class vectors of all of them in float32 could be larger than the table.
-        for some in torch.arange(len(rows), device=rows.device).split(CLASSES):
+        for some in torch.arange(len(rows), device=rows.device).split(WIDENED):
             vectors = lookup(self.vectors, classes[some]).to(self.input.dtype)
             place = torch.arange(len(some), device=rows.device)
             first, last = int(rows[some[0]]), int(rows[some[-1]]) + 1

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 # Class vectors that are widened at a time: with d = 64, 4 MB of float32, which stay in the second-level cache.
-CLASSES = 1 << 14
+WIDENED = 1 << 14
 # Numbers that are rounded at a time.
-NUMBERS = 1 << 20
+ROUNDED = 1 << 20
 
 
 def widened(table: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
     """Parts of a table (C, d) in another dtype, each with the slice of rows that it is."""
-    for start in range(0, len(table), CLASSES):
-        rows = slice(start, min(start + CLASSES, len(table)))
+    for start in range(0, len(table), WIDENED):
+        rows = slice(start, min(start + WIDENED, len(table)))
         yield rows, table[rows].to(dtype)
 
 
@@ -30,9 +30,9 @@ def rounded(values: Tensor, dtype: torch.dtype) -> Tensor:
         return values.to(dtype)
     sums = values.view(-1)
     halves = sums.view(dtype)  # the same memory, as twice as many numbers
-    for start in range(0, len(sums), NUMBERS):
+    for start in range(0, len(sums), ROUNDED):
         # What is written lies before what is still to be read.
-        part = sums[start : start + NUMBERS].to(dtype)
+        part = sums[start : start + ROUNDED].to(dtype)
         halves[start : start + len(part)] = part
     result = halves[: len(sums)].view(values.shape)
     result.untyped_storage().resize_(len(sums) * result.element_size())

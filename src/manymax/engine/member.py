@@ -139,9 +139,10 @@ class Takes:
         """Raise if the loss `name` does not take this target or this label smoothing."""
         # By the dtype alone, before the target is read; `target` is None where a module is built and only smoothing
         # known.
-        soft = isinstance(target, SoftTarget) or (isinstance(target, Tensor) and target.is_floating_point())
-        if not self.float_rows and soft:
-            raise ArgumentTypeError(f"`target` of {name} must be ids or bool rows; got probabilities. {self.why}")
+        soft = isinstance(target, SoftTarget)
+        if not self.float_rows and (soft or (isinstance(target, Tensor) and target.is_floating_point())):
+            kind = "a SoftTarget" if soft else "float rows"
+            raise ArgumentTypeError(f"`target` of {name} must be ids or bool rows; got {kind}. {self.why}")
         if not self.smoothing and label_smoothing:
             raise ArgumentError(f"`label_smoothing` must be 0 for {name}; got {label_smoothing}. {self.why}")
 

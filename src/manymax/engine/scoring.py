@@ -18,7 +18,7 @@ from torch import Tensor
 
 from manymax.engine import native
 from manymax.engine.blocks import PIECE, Dense, Mixed, Sparse
-from manymax.engine.half import CLASSES, widened
+from manymax.engine.half import WIDENED, widened
 
 
 def inverse_norm(vectors: Tensor) -> Tensor:
@@ -135,8 +135,8 @@ class Scoring:
         if self.scale is None:
             return grad
         ids, rows = (grad.indices()[0], grad.values()) if grad.is_sparse else (None, grad)
-        for start in range(0, len(rows), CLASSES):
-            part = slice(start, start + CLASSES)
+        for start in range(0, len(rows), WIDENED):
+            part = slice(start, start + WIDENED)
             chosen = part if ids is None else ids[part]
             direction = linear_weight[chosen] * self.scale[chosen].unsqueeze(1)
             across = rows[part] - direction * (direction * rows[part]).sum(1, keepdim=True)

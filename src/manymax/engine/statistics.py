@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from manymax.engine.native import GROUP
 from manymax.engine.ranks import Shards, columns
 from manymax.engine.row_target import RowTarget
 
-GROUP = 64  # neighbouring classes of which `tops` has the maxima: GROUP in engine/rows.h
 # Statistics that follow from the scores and the target of any member; its kernel computes the others.
 OF_SCORES = ("argmax", "correct")
 

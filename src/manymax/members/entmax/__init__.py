@@ -11,7 +11,7 @@ from manymax.members.entmax.loss import (
     entmax_loss,
     foundation,
 )
-from manymax.members.entmax.statistics import STATISTICS
+from manymax.members.entmax.statistics import ENTMAX_STATISTICS
 from manymax.members.entmax.theory import THEORY
 
 MEMBER = Member(
@@ -27,7 +27,7 @@ MEMBER = Member(
     settings=SETTINGS,
     examples=({"alpha": 1.5}, {"alpha": 1.25}, {"alpha": 1.8}),
     sparse=True,
-    statistics=STATISTICS,
+    statistics=ENTMAX_STATISTICS,
     native=True,
     kernel=entmax_kernel,
     cost=entmax_cost,

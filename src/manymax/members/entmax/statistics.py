@@ -10,7 +10,7 @@ from manymax.engine.statistics import target_statistics
 from manymax.ops import levels
 
 # What the kernel can tell, on one rank and on several.
-STATISTICS = ("nll", "entropy", "target_prob", "support")
+ENTMAX_STATISTICS = ("nll", "entropy", "target_prob", "support")
 
 
 def wanted_sums(block: Block) -> tuple[Tensor | None, Tensor | None]:

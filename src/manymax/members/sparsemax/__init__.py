@@ -2,7 +2,7 @@
 
 from manymax.engine.member import Member
 from manymax.members.entmax.kernel import SIMPLE_COST, TRAFFIC
-from manymax.members.entmax.statistics import STATISTICS
+from manymax.members.entmax.statistics import ENTMAX_STATISTICS
 from manymax.members.sparsemax.kernel import sparsemax_kernel
 from manymax.members.sparsemax.loss import FACTS, FORMULAS, SparsemaxLoss, foundation, sparsemax, sparsemax_loss
 from manymax.members.sparsemax.theory import THEORY
@@ -18,7 +18,7 @@ MEMBER = Member(
     formulas=FORMULAS,
     facts=FACTS,
     sparse=True,
-    statistics=STATISTICS,
+    statistics=ENTMAX_STATISTICS,
     native=True,
     kernel=sparsemax_kernel,
     cost=SIMPLE_COST,

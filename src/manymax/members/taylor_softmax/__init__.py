@@ -1,7 +1,7 @@
 """Taylor-softmax: its map, loss, kernel, facts and closed forms, and its entry in `FAMILY`."""
 
 from manymax.engine.member import Member
-from manymax.members.taylor_softmax.kernel import COST, STATISTICS, TRAFFIC, taylor_kernel
+from manymax.members.taylor_softmax.kernel import COST, TAYLOR_STATISTICS, TRAFFIC, taylor_kernel
 from manymax.members.taylor_softmax.loss import (
     FACTS,
     FORMULAS,
@@ -25,7 +25,7 @@ MEMBER = Member(
     settings=SETTINGS,
     examples=({"order": 2}, {"order": 4}),
     ranking_key=ranking_key,
-    statistics=STATISTICS,
+    statistics=TAYLOR_STATISTICS,
     kernel=taylor_kernel,
     cost=COST,
     traffic=TRAFFIC,

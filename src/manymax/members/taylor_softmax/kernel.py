@@ -26,7 +26,7 @@ COST = exact_cost(EntryCost(Work(passes=30), calls=200, plain=8))
 # because a polynomial overflows only where scores are refused anyway.
 TRAFFIC = exact_traffic(sums=1, row=2 * DOUBLE)
 
-STATISTICS = ("nll", "log_z", "entropy", "target_prob", "support")
+TAYLOR_STATISTICS = ("nll", "log_z", "entropy", "target_prob", "support")
 
 # Higher orders are computed in float64. Below 0 the terms s^k / k! alternate in sign, and together they are up to 70
 # times (order 6) or 2,000 times (order 12) as large as their sum: float32 would lose two to four of its seven digits.
@@ -69,7 +69,7 @@ def taylor_kernel(order: int = 2) -> Kernel:
 def _statistics(block: Block, pieces: list[slice], order: int) -> dict[str, Tensor]:
     """The statistics of the rows that are asked for, from p = f(s) / F."""
     wanted, dtype, ranks = block.keywords.stats, block.scores.dtype, block.ranks
-    if not any(name in STATISTICS for name in wanted):
+    if not any(name in TAYLOR_STATISTICS for name in wanted):
         return {}
     sums, logs = [], []
     for rows in pieces:
