@@ -104,8 +104,8 @@ class LinearHead(nn.Module):
         constant in place of the scores.
         """
         weight, bias = self.vectors(linear_weight)
-        given = {"linear_bias": bias, "exclude": exclude, "key": self.ranking_key}
-        return linear_topk(input, weight, k, **given, **self.scoring())
+        given: dict[str, Any] = {"linear_bias": bias, "exclude": exclude, "key": self.ranking_key, **self.scoring()}
+        return linear_topk(input, weight, k, **given)
 
     def settings(self) -> dict[str, Any]:
         """The member's own settings, as keyword arguments of its kernel."""

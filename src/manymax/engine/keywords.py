@@ -105,7 +105,8 @@ def read_keywords(
     read_scoring(keywords.normalize, keywords.temperature, keywords.softcap)
     if not (_is_number(keywords.z_loss) and 0 <= keywords.z_loss < math.inf):
         raise ArgumentError(f"`z_loss` must be a number of at least 0; got {keywords.z_loss!r}.")
-    stats = (keywords.stats,) if isinstance(keywords.stats, str) else tuple(keywords.stats)
+    named: str | Iterable[str] = given.get("stats", ())
+    stats = (named,) if isinstance(named, str) else tuple(named)
     for name in stats:
         check_choice("stats", name, STATISTICS)
     # Sampled heads take it as a keyword and as an option; it means the same.

@@ -136,7 +136,12 @@ def check_linear(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | Non
 
 
 def read_head_target(
-    input: Tensor, target: Tensor | Target, weight: Tensor | None, ignore_index: int, multilabel: str, classes: int
+    input: Tensor,
+    target: Tensor | Target | SoftTarget,
+    weight: Tensor | None,
+    ignore_index: int,
+    multilabel: str,
+    classes: int,
 ) -> Target:
     """The target of queries (..., d) over `classes` classes, read, checked and flattened to rows (N, ...)."""
     # There is no tensor of scores to check the target against; its shape is all that is needed.
@@ -152,7 +157,7 @@ def read_call(
     input: Tensor,
     linear_weight: Tensor,
     linear_bias: Tensor | None,
-    target: Tensor | Target,
+    target: Tensor | Target | SoftTarget,
     keywords: Keywords,
     shards: Shards | None = None,
 ) -> HeadCall:
@@ -220,7 +225,7 @@ def check_back_end(device: torch.device, options: HeadOptions) -> None:
             )
 
 
-def check_constant(target: Tensor | Target, weight: Tensor | None) -> None:
+def check_constant(target: Tensor | Target | SoftTarget, weight: Tensor | None) -> None:
     """Refuse targets and class weights that require a gradient.
 
     Blocks give gradients to queries, class vectors and bias alone; others would silently be missing.
@@ -278,8 +283,8 @@ def blocked_loss(call: HeadCall, kernel: Kernel) -> Tensor | LossResult:
         value = value + reduce(extra if factor is None else factor * extra, call.divisor, keywords.reduction)
     if not stats:
         return call.result(value)
-    rows = {name: call.statistic(name, found) for name, found in zip(keywords.stats, stats, strict=True)}
-    return LossResult(call.result(value), **rows)
+    each = {name: call.statistic(name, found) for name, found in zip(keywords.stats, stats, strict=True)}
+    return LossResult(call.result(value), **each)
 
 
 def _split(found: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -320,8 +325,11 @@ def omega_rows(rows: RowTarget, omega: Callable[[Tensor], Tensor], step: int) ->
     return torch.where(rows.total > 0, torch.cat(values) if values else rows.total, 0)
 
 
-def exact_loss(member: Member, call: HeadCall, settings: Mapping[str, Any]) -> Tensor | LossResult:
-    """The loss of an exact member, whose kernel goes over blocks of scores; `settings` are the member's own."""
+def exact_loss(member: Member, call: HeadCall, settings: Mapping[str, Any]) -> Any:
+    """The loss of an exact member, whose kernel goes over blocks of scores; `settings` are the member's own.
+
+    A tensor, or a `LossResult` with `stats`.
+    """
     kernel: Kernel = member.needed("kernel")(**settings)
     if call.keywords.stats and member.ranking_key is not None:
         kernel = replace(kernel, ranking_key=member.ranking_key(**settings))

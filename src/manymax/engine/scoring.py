@@ -113,9 +113,9 @@ class Scoring:
         for start in range(0, len(table), step):  # in pieces, so that temporary tables stay in cache
             piece = table[start : start + step]
             if capped is not None:
-                rows = slice(start, start + step) if part.rows is None else part.rows[start : start + step]
+                chosen = slice(start, start + step) if part.rows is None else part.rows[start : start + step]
                 # A masked class has the gradient 0, and the slope of a score of -inf must not be multiplied with it.
-                piece.mul_(torch.where(piece != 0, self._slope(capped[rows]), 0))
+                piece.mul_(torch.where(piece != 0, self._slope(capped[chosen]), 0))
             if self.scale is not None:
                 piece[:, : len(self.scale)] *= self.scale
         return part

@@ -169,8 +169,8 @@ class ExactHead(KernelHead):
         'Gradients are computed in the forward, block by block, for "mean" and "sum". There are no second derivatives.'
     )
 
-    def compute(self, call: HeadCall) -> Tensor:
-        """The loss of a call, the same on every rank."""
+    def compute(self, call: HeadCall) -> Any:
+        """The loss of a call, the same on every rank: a tensor, or a `LossResult` with `stats`."""
         return exact_loss(self.member, call, self.settings())
 
 

@@ -81,8 +81,8 @@ def _statistics(block: Block, pieces: list[slice], order: int) -> dict[str, Tens
     log_z = total.log()
     found = target_statistics(wanted, block.target, torch.cat(logs) - log_z.unsqueeze(1), ranks.sum)
     found |= {"log_z": log_z, "entropy": log_z - moment / total}
-    rows = {name: value.to(dtype) for name, value in found.items()} | {"support": support.long()}
-    return {name: value for name, value in rows.items() if name in wanted}
+    every = {name: value.to(dtype) for name, value in found.items()} | {"support": support.long()}
+    return {name: value for name, value in every.items() if name in wanted}
 
 
 def _whole_rows_(scores: Tensor, target: RowTarget, order: int) -> Tensor:
