@@ -66,4 +66,5 @@ $(READY): pyproject.toml constraints.txt
 $(EXTRAS): $(READY)
 	$(INSTALL) -e '.[track]' || echo "some packages of the extras could not be installed: their tests will be skipped"
 	$(INSTALL) --no-deps napkinxc || echo "napkinxc could not be installed: its test will be skipped"
+	$(INSTALL) -e '.[peers]' || echo "some packages of the extras could not be installed: their tests will be skipped"
 	touch $@

@@ -33,6 +33,7 @@ from manymax.heads import (
     linear_taylor_softmax_loss,
     linear_topk,
 )
+from manymax.heads.in_batch import InBatchLoss, SiglipLoss, in_batch_loss, siglip_loss
 from manymax.members import FAMILY
 from manymax.members.entmax.loss import EntmaxLoss, entmax, entmax_loss
 from manymax.members.hierarchical_softmax.loss import (
@@ -71,6 +72,7 @@ __all__ = [
     "HeadOptions",
     "HierarchicalSoftmaxLoss",
     "HuffmanTree",
+    "InBatchLoss",
     "LinearEntmaxLoss",
     "LinearHead",
     "LinearHierarchicalSoftmaxLoss",
@@ -88,6 +90,7 @@ __all__ = [
     "RGLoss",
     "RankmaxLoss",
     "SampledSoftmaxLoss",
+    "SiglipLoss",
     "SoftTarget",
     "SoftmaxLoss",
     "SparsemaxLoss",
@@ -101,6 +104,7 @@ __all__ = [
     "group_pairs",
     "hierarchical_softmax_log_prob",
     "hierarchical_softmax_loss",
+    "in_batch_loss",
     "linear_entmax_loss",
     "linear_hierarchical_softmax_loss",
     "linear_loss",
@@ -124,6 +128,7 @@ __all__ = [
     "rg_loss",
     "sampled_softmax_loss",
     "samplers",
+    "siglip_loss",
     "softmax",
     "softmax_loss",
     "sparsemax",

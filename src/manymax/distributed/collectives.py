@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from manymax.engine.gather import all_rows, row_counts
 from manymax.engine.ranks import Ranks
 from manymax.errors import ArgumentError, ManymaxError
 
@@ -82,13 +83,10 @@ class ProcessRanks(Ranks):
         Returns:
             All rows in the order of the ranks, and the index at which the rows of this rank begin.
         """
-        # `all_gather` takes one shape only. The ranks tell each other their numbers of rows, pad to the largest and
-        # cut the padding off again.
-        counts = torch.cat(self.gather(torch.tensor([len(rows)], device=rows.device))).tolist()
-        padded = rows.new_zeros(max(counts), *rows.shape[1:])
-        padded[: len(rows)] = rows
-        parts = [part[:count] for part, count in zip(self.gather(padded), counts, strict=True)]
-        return torch.cat(parts), sum(counts[: self.rank])
+        if self.size == 1:
+            return rows, 0
+        counts = row_counts(rows, self.group)
+        return all_rows(rows, counts, self.group), sum(counts[: self.rank])
 
     def gather_rows(self, rows: Tensor, sizes: Sequence[int]) -> Tensor | None:
         """All rows on rank 0, (sum of sizes, ...), where rank r has `sizes[r]` of them; None on the other ranks."""
