@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from manymax.engine.native_library import SUFFIXES, call, resolve
+from manymax.engine.row_sparse import distinct_rows
 from manymax.ops.checks import visible
 
 __all__ = ["SparseAdam"]
@@ -81,7 +82,7 @@ class SparseAdam(torch.optim.SparseAdam):
             moments = {name: torch.zeros_like(param) for name in ("exp_avg", "exp_avg_sq")}
             state.update({"step": 0, **moments})
         state["step"] += 1
-        ids, values = _distinct_rows(grad)
+        ids, values = distinct_rows(grad)
         if not values.numel():
             return
         beta1, beta2 = group["betas"]
@@ -94,17 +95,6 @@ class SparseAdam(torch.optim.SparseAdam):
             _update_in_torch(*tables, ids, values, numbers)
         else:
             _update_natively(level, *tables, ids, values, numbers)
-
-
-def _distinct_rows(grad: Tensor) -> tuple[Tensor, Tensor]:
-    """The indices (sparse dimensions, U), each place once, and the rows (U, ...) of a sparse gradient."""
-    ids, values = grad._indices(), grad._values()
-    # Autograd forgets that a gradient is coalesced when it puts it into `.grad`. Heads give sorted distinct ids, for
-    # which a look costs next to nothing beside the sort and the copy that coalescing takes.
-    if grad.is_coalesced() or (visible(ids) and len(ids) == 1 and bool((ids[0, 1:] > ids[0, :-1]).all())):
-        return ids, values
-    grad = grad.coalesce()
-    return grad.indices(), grad.values()
 
 
 def _level(ids: Tensor, values: Tensor, *tables: Tensor) -> str | None:

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 import manymax
-from manymax import FAMILY, ManymaxError
+from manymax import FAMILY, ArgumentError, ManymaxError
+from manymax.heads import head_class, head_function
 from tests.heads.plain import (
     CASES,
+    DIM,
     HeadCase,
     Problem,
     agree,
@@ -24,6 +26,7 @@ from tests.heads.plain import (
 
 C = 1003
 BLOCKED = [case for case in CASES if case.values[0].member.kind == "exact"]  # RG is plain autograd
+ROW_SPARSE = [case for case in BLOCKED if case.values[0].member.sparse]
 SPARSE = ("sparsemax", "entmax-1.3", "entmax-1.5", "entmax-1.9", "entmax-2", "rankmax")
 
 
@@ -33,11 +36,11 @@ def raw_gradients(case: HeadCase, problem: Problem, target: Any, **options: Any)
     return list(torch.autograd.grad(value, problem.parts(), upstream(value)))
 
 
-# Row-sparse gradients of the class vectors -------------------------------------------------------
+# Row-sparse gradients of class vectors and bias --------------------------------------------------
 
 
 @pytest.mark.parametrize("regime", ["thin", "mixed", "wide"])
-@pytest.mark.parametrize("case", BLOCKED)
+@pytest.mark.parametrize("case", ROW_SPARSE)
 def test_a_sparse_gradient_equals_the_dense_one(case: HeadCase, regime: str) -> None:
     problem = make_problem(12, num_classes=C, regime=regime)
     for kind, reduction, rows in (("ids", "mean", 5), ("padded ids", "none", 5), ("bool rows", "mean", 1)):
@@ -52,10 +55,14 @@ def test_a_sparse_gradient_equals_the_dense_one(case: HeadCase, regime: str) -> 
             )
             for sparse_grad in (False, True)
         )
-        assert sparse[1].is_sparse
-        assert sparse[1].is_coalesced()
-        assert not dense[1].is_sparse
-        agree([sparse[0], sparse[1].to_dense(), sparse[2]], dense, 1e-12)
+        assert [grad.is_sparse for grad in dense] == [False] * 3
+        assert [grad.is_sparse and grad.is_coalesced() for grad in sparse] == [False, True, True]
+        agree([grad.to_dense() for grad in sparse], dense, 1e-12)
+        # Optimizers move every row that is there: rows of zeros must not be.
+        rows = [set(grad.indices()[0].tolist()) for grad in sparse[1:]]
+        assert rows[0] <= rows[1]
+        if regime == "wide":
+            assert rows[0] == set(dense[1].any(1).nonzero().flatten().tolist())
 
 
 @pytest.mark.parametrize("name", SPARSE)
@@ -74,22 +81,49 @@ def test_a_sparse_gradient_has_the_rows_of_supports_and_positives(name: str) -> 
     assert (rows[needed] != 0).any(1).all()
 
 
-@pytest.mark.parametrize("name", ["softmax", "taylor_softmax-2"])
-def test_dense_members_give_all_rows(name: str) -> None:
-    (case,) = (case.values[0] for case in CASES if case.id == name)
-    problem, target = make_problem(12, num_classes=C), make_target("ids", 12, num_classes=C)
-    gradient = raw_gradients(case, problem.leaves(), target, options={"sparse_grad": True})[1]
-    assert gradient.coalesce().indices()[0].tolist() == list(range(C))
+@pytest.mark.parametrize("case", ROW_SPARSE)
+def test_rows_of_a_wide_support_are_those_that_are_not_zero(case: HeadCase) -> None:
+    """One row with half of the classes in its support, beside thin ones: no rows of zeros, in blocks or together."""
+    thin = make_problem(12, num_classes=C, regime="thin")
+    queries = torch.cat([thin.input, torch.full((1, DIM), 2.0**-13, dtype=torch.float64)])
+    problem = Problem(queries, thin.linear_weight, torch.where(torch.arange(C) % 2 == 0, 0.0, -1000.0).double())
+    target = problem.scores().topk(3).indices[:, 2]
+    for rows in (1, 5, 13):
+        grads = raw_gradients(case, problem.leaves(), target, options={"block_rows": rows, "sparse_grad": True})
+        for grad in grads[1:]:
+            assert C / 3 < grad.indices().shape[1] < 2 * C / 3
+            assert (grad.values() == 0).reshape(-1, grad[0].numel()).all(1).sum() <= 36  # listed entries that cancel
 
 
-@pytest.mark.parametrize("case", BLOCKED)
-def test_a_sparse_optimizer_takes_the_gradient(case: HeadCase) -> None:
-    weight = torch.nn.Parameter(make_problem(12, num_classes=C).linear_weight.float())
-    problem = Problem(make_problem(12, num_classes=C, regime="thin").input.float(), weight)
-    optimizer, before = torch.optim.SparseAdam([weight]), weight.detach().clone()
-    case.head(problem, make_target("ids", 12, num_classes=C), options={"sparse_grad": True}).backward()
-    optimizer.step()
-    assert not torch.equal(weight, before)
+@pytest.mark.parametrize("name", ["softmax", "taylor_softmax"])
+def test_members_whose_gradient_touches_all_rows_refuse(name: str) -> None:
+    problem, member = make_problem(12, num_classes=C), FAMILY[name]
+    arguments = problem.input, problem.linear_weight, make_target("ids", 12, num_classes=C)
+    with pytest.raises(ArgumentError, match=r"`options.sparse_grad` .* its gradient touches all .* Leave it out"):
+        head_function(member)(*arguments, options={"sparse_grad": True})
+    with pytest.raises(ArgumentError, match=r"`options.sparse_grad` .* its gradient touches all .* Leave it out"):
+        head_class(member)(4, C, options={"sparse_grad": True})
+    smooth = {"label_smoothing": 0.1, "options": {"sparse_grad": True}}
+    with pytest.raises(ArgumentError, match=r"`label_smoothing` must be 0 with `sparse_grad`; got 0\.1"):
+        manymax.linear_sparsemax_loss(*arguments, **smooth)
+    with pytest.raises(ArgumentError, match=r"`label_smoothing` must be 0 with `sparse_grad`; got 0\.1"):
+        manymax.LinearSparsemaxLoss(4, C, **smooth)
+
+
+@pytest.mark.parametrize("regime", ["thin", "wide"])
+@pytest.mark.parametrize("case", ROW_SPARSE)
+def test_a_sparse_optimizer_takes_the_gradients(case: HeadCase, regime: str) -> None:
+    """All parameters of a head with a bias, and again after a batch without positives."""
+    problem, target = make_problem(12, num_classes=C, regime=regime), make_target("ids", 12, num_classes=C)
+    parts = [torch.nn.Parameter(part.float()) for part in (problem.linear_weight, problem.linear_bias)]
+    optimizer = torch.optim.SparseAdam(parts)
+    for labels in (target, torch.full_like(target, -100)):
+        before = [part.detach().clone() for part in parts]
+        optimizer.zero_grad()
+        case.head(Problem(problem.input.float(), *parts), labels, options={"sparse_grad": True}).backward()
+        optimizer.step()
+        changed = [not torch.equal(part, old) for part, old in zip(parts, before, strict=True)]
+        assert changed == [bool((labels >= 0).any())] * 2
 
 
 # A second backward -------------------------------------------------------------------------------

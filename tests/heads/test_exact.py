@@ -118,6 +118,8 @@ def test_any_combination(data: st.DataObject) -> None:
         seed=data.draw(st.integers(0, 9)),
     )
     kind = data.draw(st.sampled_from([kind for kind in KINDS if case.takes(kind)]))
+    smoothing = data.draw(st.sampled_from([0.0, 0.1, 0.5])) if case.member.takes.smoothing else 0.0
+    sparse = data.draw(st.booleans()) and smoothing == 0
     compare(
         case,
         problem,
@@ -125,9 +127,9 @@ def test_any_combination(data: st.DataObject) -> None:
         dtype=data.draw(st.sampled_from([torch.float64, torch.float32])),
         reduction=data.draw(st.sampled_from(["mean", "sum", "none"])),
         multilabel=data.draw(st.sampled_from(["sum", "normalized"])),
-        label_smoothing=data.draw(st.sampled_from([0.0, 0.1, 0.5])) if case.member.takes.smoothing else 0.0,
+        label_smoothing=smoothing,
         weight=class_weights(num_classes) if data.draw(st.booleans()) else None,
-        options={"block_rows": data.draw(st.integers(1, 12)), "sparse_grad": data.draw(st.booleans())},
+        options={"block_rows": data.draw(st.integers(1, 12)), "sparse_grad": sparse},
     )
 
 

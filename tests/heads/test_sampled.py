@@ -267,26 +267,32 @@ def test_a_sparse_gradient_has_the_drawn_rows_and_the_positives(loss: str, share
     problem, target = make_problem(ROWS, num_classes=C).leaves(), make_target("padded ids", ROWS, num_classes=C)
     draw = same_draw(problem, target, sampler, 2, shared)
     value = head(loss, problem, target, sampler, 2, shared=shared, sparse_grad=True)
-    (grad,) = torch.autograd.grad(value, problem.linear_weight)
-    assert grad.is_sparse
-    touched = grad.coalesce().indices()[0]
-    assert touched.tolist() == sorted({*draw.ids.flatten().tolist(), *positives(target)[1].tolist()})
-    assert len(touched) < C
+    grads = torch.autograd.grad(value, [problem.linear_weight, problem.linear_bias])
+    for grad in grads:
+        assert grad.is_sparse
+        touched = grad.coalesce().indices()[0]
+        assert touched.tolist() == sorted({*draw.ids.flatten().tolist(), *positives(target)[1].tolist()})
+        assert len(touched) < C
     dense = head(loss, problem, target, sampler, 2, shared=shared)
-    agree([grad.to_dense()], list(torch.autograd.grad(dense, problem.linear_weight)), 1e-10)
+    expected = torch.autograd.grad(dense, [problem.linear_weight, problem.linear_bias])
+    agree([grad.to_dense() for grad in grads], list(expected), 1e-10)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("shared", [False, True], ids=["per row", "shared"])
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_sparse_optimizer_takes_the_gradient_even_of_nothing(loss: str) -> None:
-    sampler, weight = manymax.samplers.UniformSampler(C), torch.nn.Parameter(torch.ones(C, 6))
-    optimizer = torch.optim.SparseAdam([weight])
-    input = make_problem(ROWS, num_classes=C).input.float()
+def test_a_sparse_optimizer_takes_the_gradients_even_of_nothing(loss: str, shared: bool, reduction: str) -> None:
+    sampler = manymax.samplers.UniformSampler(C)
+    weight, bias = torch.nn.Parameter(torch.ones(C, 6)), torch.nn.Parameter(torch.zeros(C))
+    optimizer = torch.optim.SparseAdam([weight, bias])
+    problem = Problem(make_problem(ROWS, num_classes=C).input.float(), weight, bias)
     for target in (torch.arange(ROWS), torch.full((ROWS,), -100)):
         optimizer.zero_grad()
-        before = weight.detach().clone()
-        head(loss, Problem(input, weight), target, sampler, sparse_grad=True).backward()
+        before = weight.detach().clone(), bias.detach().clone()
+        value = head(loss, problem, target, sampler, shared=shared, reduction=reduction, sparse_grad=True)
+        value.sum().backward()
         optimizer.step()
-        assert torch.equal(weight, before) == bool((target == -100).all())
+        assert torch.equal(weight, before[0]) == torch.equal(bias, before[1]) == bool((target == -100).all())
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["per row", "shared"])
@@ -294,15 +300,15 @@ def test_a_sparse_optimizer_takes_the_gradient_even_of_nothing(loss: str) -> Non
 def test_a_sparse_gradient_in_half_precision(loss: str, shared: bool) -> None:
     sampler = manymax.samplers.UniformSampler(C)
     problem, target = make_problem(ROWS, num_classes=C).leaves(torch.bfloat16), torch.arange(ROWS)
+    leaves = [problem.linear_weight, problem.linear_bias]
     sparse, dense = (
-        torch.autograd.grad(
-            head(loss, problem, target, sampler, shared=shared, sparse_grad=sparse), problem.linear_weight
-        )[0]
+        torch.autograd.grad(head(loss, problem, target, sampler, shared=shared, sparse_grad=sparse), leaves)
         for sparse in (True, False)
     )
-    assert sparse.is_sparse
-    assert sparse.dtype == torch.bfloat16
-    agree([sparse.to_dense()], [dense], 2.0**-8)
+    for ours, theirs in zip(sparse, dense, strict=True):
+        assert ours.is_sparse
+        assert ours.dtype == torch.bfloat16
+        agree([ours.to_dense()], [theirs], 2.0**-8)
 
 
 @pytest.mark.parametrize("sparse", [False, True])

@@ -133,13 +133,15 @@ def _with_stats(ctx: Any, value: Tensor, stats: list[Tensor]) -> Tensor | tuple[
 
 def _times(value: Tensor, factor: Tensor, keep: bool) -> Tensor:
     """value x factor, in place unless `value` must be kept for another backward."""
-    if keep or value.is_sparse:  # a copy; of a row-sparse gradient a small one
+    if keep:
         return value * factor
     # `loss.backward()` has the factor 1: a pass over (C, d) is saved. Not on a GPU, where looking at it would make the
     # host wait for all work queued so far.
     if factor.device.type == "cpu" and factor == 1:
         return value
-    return value.mul_(factor)
+    # In place for a row-sparse gradient too, which may have a row for every class.
+    (value._values() if value.is_sparse else value).mul_(factor)
+    return value
 
 
 class BlockRows(torch.autograd.Function):

@@ -132,4 +132,9 @@ def check_keywords(member: Member, keywords: Keywords) -> None:
         raise ArgumentError(
             f"`{name}` and `label_smoothing` contradict each other: smoothing gives every class a weight as a positive."
         )
+    if keywords.options.sparse_grad and keywords.label_smoothing > 0:
+        raise ArgumentError(
+            f"`label_smoothing` must be 0 with `sparse_grad`; got {keywords.label_smoothing}. Smoothing gives every class"
+            " a gradient: leave `sparse_grad` out."
+        )
     check_num_items(keywords.num_items, keywords.reduction)

@@ -22,7 +22,7 @@ from manymax.engine.linear import HeadCall
 from manymax.engine.member import Member
 from manymax.engine.ranks import Ranks
 from manymax.engine.sampled_scores import DrawnKernel, SampledScores, check_values, read_log_q
-from manymax.engine.selected_scores import class_scores
+from manymax.engine.selected_scores import class_bias, class_scores
 from manymax.errors import ArgumentError, ArgumentTypeError
 from manymax.ops.lookup import lookup
 from manymax.ops.matches import Matches
@@ -95,7 +95,7 @@ def _no_losses(call: HeadCall, pairs: PositivePairs) -> Tensor:
     none = pairs.rows.new_empty(0, 1)
     nothing = class_scores(call.queries[:0], call.vectors, pairs.rows, none, call.keywords).sum()
     if call.bias is not None:
-        nothing = nothing + call.bias[:0].sum()
+        nothing = nothing + class_bias(call.bias, pairs.rows, call.keywords).sum()
     return call.queries.new_zeros(len(call.queries)) + nothing
 
 

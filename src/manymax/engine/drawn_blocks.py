@@ -17,6 +17,7 @@ from torch import Tensor
 from manymax.engine.autograd import refuse_second_derivatives
 from manymax.engine.native_library import SUFFIXES, resolve
 from manymax.engine.options import PAD, HeadOptions
+from manymax.engine.row_sparse import row_sparse
 from manymax.engine.sampled_scores import DrawnBlock, DrawnGradient, DrawnKernel, check_values
 from manymax.engine.selected_scores import class_rows
 from manymax.ops.checks import full_precision, visible
@@ -157,7 +158,11 @@ class SharedGradients:
         if self.wants[1]:
             vectors = class_rows(self.touched, self.vectors * factor, linear_weight, sparse_grad)
         if self.wants[2]:
-            bias = self.bias.new_zeros(len(linear_weight)).index_copy_(0, self.touched, self.bias * factor)
+            bias, size = self.bias * factor, len(linear_weight)
+            if sparse_grad:
+                bias = row_sparse(self.touched, bias, (size,))
+            else:
+                bias = bias.new_zeros(size).index_copy_(0, self.touched, bias)
         queries, setting = (None if value is None else value * factor for value in (self.queries, self.setting))
         return queries, vectors, bias, setting
 

@@ -11,7 +11,7 @@ from manymax.engine.drawn_pairs import PositivePairs
 from manymax.engine.exclude import read_listed_ids
 from manymax.engine.linear import HeadCall
 from manymax.engine.sampled_scores import SampledScores
-from manymax.engine.selected_scores import SharedRows, class_scores
+from manymax.engine.selected_scores import SharedRows, class_bias, class_scores
 from manymax.errors import ArgumentError
 from manymax.ops.checks import visible
 
@@ -40,7 +40,7 @@ def finished(call: HeadCall, products: Tensor, ids: Tensor) -> Tensor:
     if keywords.normalize:
         scores = scores * _inverse_norms(call, ids)
     if call.bias is not None:
-        scores = scores + call.bias[ids]
+        scores = scores + class_bias(call.bias, ids, keywords)
     if keywords.softcap is not None:
         masked = scores == -torch.inf
         capped = keywords.softcap * torch.tanh(torch.where(masked, 0, scores) / keywords.softcap)

@@ -11,6 +11,7 @@ from torch.nn.functional import embedding_bag
 from manymax.engine import native
 from manymax.engine.blocks import Dense, Mixed, Sparse
 from manymax.engine.half import WIDENED, widened
+from manymax.engine.row_sparse import row_sparse, rows_of_table
 from manymax.engine.scoring import Scoring
 from manymax.ops.lookup import lookup
 
@@ -22,7 +23,7 @@ class Gradients:
     input: (N, d) queries. vectors: (C, d) class vectors, in half precision too.
     matmul_vectors: (C, d), the class vectors in the dtype of the matmuls.
     wants: which gradients are wanted: of the queries, the class vectors, the bias.
-    sparse_grad: whether the gradient of the class vectors is a row-sparse tensor.
+    sparse_grad: whether the gradients of class vectors and bias are row-sparse tensors.
     budget: the largest number of entries to hold before they are added up.
     scoring: how scores follow from products, of which the parts are gradients.
     level: the dispatch level of the native library; None for plain torch.
@@ -170,19 +171,32 @@ class Gradients:
         """The gradients of queries (N, d), class vectors (C, d) and bias (C,); None where one is not wanted."""
         self._add_entries()
         vectors = self.scoring.project(self._finish_vectors(), self.vectors) if self.wants[1] else None
-        return self.grad_input, vectors, self.scoring.bias_gradient(self.grad_bias)
+        return self.grad_input, vectors, self._finish_bias(self.scoring.bias_gradient(self.grad_bias), vectors)
 
     def _finish_vectors(self) -> Tensor:
         """The gradient of the class vectors, dense or row-sparse as `sparse_grad` says."""
-        if self.grad_vectors is None and self.grad_rows is not None:
-            return self.grad_rows
-        vectors = self.input.new_zeros(self.vectors.shape) if self.grad_vectors is None else self.grad_vectors
+        if self.grad_vectors is None:
+            if self.grad_rows is not None:
+                return self.grad_rows
+            if self.sparse_grad:  # no part at all, such as those of a batch without positives: no rows
+                return row_sparse(self.input.new_empty(0, dtype=torch.long), self.input[:0], self.vectors.shape)
+            self._make_grad_vectors()
+        assert self.grad_vectors is not None
         if self.grad_rows is not None:  # some blocks were dense, others gave entries
-            vectors += self.grad_rows
-        if not self.sparse_grad:
-            return vectors
+            self.grad_vectors += self.grad_rows
         # A caller who asked for a sparse tensor gets one even if every row is touched: sparse optimizers take no other.
-        return row_sparse(torch.arange(self.num_classes, device=vectors.device), vectors, vectors.shape)
+        return rows_of_table(self.grad_vectors) if self.sparse_grad else self.grad_vectors
+
+    def _finish_bias(self, bias: Tensor | None, vectors: Tensor | None) -> Tensor | None:
+        """The gradient of the bias (C,), row-sparse with the rows of the class vectors' if `sparse_grad` is set."""
+        if bias is None or not self.sparse_grad:
+            return bias
+        # A class whose gradients cancel out is touched too; and at a query of zeros the bias alone has a gradient.
+        touched = bias != 0
+        if vectors is not None:
+            touched[vectors.indices()[0]] = True
+        ids = touched.nonzero().squeeze(1)
+        return row_sparse(ids, bias[ids], bias.shape)
 
     def _add_entries(self) -> None:
         """Add the entries collected so far, and let go of them.
@@ -233,14 +247,6 @@ class Gradients:
 
 
 _COLUMNS = ("rows", "classes", "values")  # the fields of `Sparse`
-
-
-def row_sparse(ids: Tensor, rows: Tensor, shape: torch.Size | tuple[int, int]) -> Tensor:
-    """The (C, d) gradient that has `rows` (K, d) at the distinct sorted `ids` (K,) and 0 elsewhere.
-
-    It is marked as coalesced, so that nobody sorts it again, and torch need not check the ids: they are made here.
-    """
-    return torch.sparse_coo_tensor(ids.unsqueeze(0), rows, shape, is_coalesced=True, check_invariants=False)
 
 
 def sum_bags(bags: Tensor, ids: Tensor, values: Tensor, table: Tensor, count: int) -> Tensor:

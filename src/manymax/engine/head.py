@@ -107,6 +107,10 @@ class LinearHead(nn.Module):
         given: dict[str, Any] = {"linear_bias": bias, "exclude": exclude, "key": self.ranking_key, **self.scoring()}
         return linear_topk(input, weight, k, **given)
 
+    def sparse_parameters(self) -> list[nn.Parameter]:
+        """The parameters of the head whose gradients are row-sparse."""
+        return []
+
     def settings(self) -> dict[str, Any]:
         """The member's own settings, as keyword arguments of its kernel."""
         return {}

@@ -28,8 +28,8 @@ STATISTICS = ("nll", "log_z", "entropy", "argmax", "correct", "target_prob", "su
 class Keywords:
     """The keywords that heads share, read and checked. Signatures list them in the order of the fields.
 
-    shared, sparse_grad, generator: of heads that draw negatives: whether all rows share one draw, whether the gradient
-        of the class vectors is row-sparse, and the source of randomness.
+    shared, sparse_grad, generator: of heads that draw negatives: whether all rows share one draw, whether the gradients
+        of class vectors and bias are row-sparse, and the source of randomness.
     negatives: of heads that draw negatives: (..., H) ids that are negatives of their row beside the drawn ones.
     normalize: whether queries and class vectors are divided by their norms.
     temperature: what the products of queries and class vectors are divided by.

@@ -188,7 +188,7 @@ def read_call(
     # of float16 numbers is soon infinite.
     queries, _ = working(input)
     queries = scaled_queries(queries, keywords)
-    bias = None if linear_bias is None else linear_bias.to(queries.dtype)
+    bias = None if linear_bias is None else in_dtype(linear_bias, queries.dtype)
     # Against all classes, not those of this rank: every rank gets the whole target, and refuses the same ids.
     read = read_head_target(
         queries, target, keywords.weight, keywords.ignore_index, keywords.multilabel, shards.num_classes

@@ -28,7 +28,11 @@ class HeadOptions:
     block_rows: rows of a block, if you want to set them yourself.
     matmul: "float32", or "bf16" for matmuls in bfloat16 with everything else in float32. Refused on a processor that is
         slower with it.
-    sparse_grad: give `linear_weight` a gradient of the touched rows only (a sparse COO tensor).
+    sparse_grad: give `linear_weight` and `linear_bias` gradients of the touched rows only (sparse COO tensors), for
+        optimisers such as `manymax.optim.SparseAdam`. Refused for members whose gradient touches all rows, and with
+        label smoothing, which makes it so: leave it out there. Where supports turn out to be wide, the tensor has all
+        rows that are not zero and takes the memory of a dense gradient, and no more: so the type of a gradient does
+        not change in the middle of training. `manymax.distributed.RowSparseGradients` averages it over processes.
     retain_graph: keep the gradients for another backward; otherwise the first backward frees them.
     backend: "auto" runs the native kernel of a member where there is one that serves, and plain torch elsewhere.
         "torch" is plain torch; "native" is an error where the native kernel cannot serve; "native-avx512",

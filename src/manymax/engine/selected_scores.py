@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from manymax.engine.autograd import refuse_second_derivatives
-from manymax.engine.gradients import row_sparse, sum_bags
+from manymax.engine.gradients import sum_bags
 from manymax.engine.keywords import Keywords
 from manymax.engine.native_selected import native_gradients, native_scores, serving_level
+from manymax.engine.row_sparse import row_sparse
 from manymax.ops.lookup import lookup
 from manymax.ops.selected_scores import (
     entry_scores,
@@ -170,6 +171,41 @@ class SharedRows(torch.autograd.Function):
         # Here index_add_ is good enough: k vectors are few beside the matmul of all rows with them.
         product = grad.new_zeros(len(touched), grad.shape[1]).index_add_(0, position, grad)
         return class_rows(touched, product, linear_weight, ctx.sparse_grad), None, None, None
+
+
+class SelectedBias(torch.autograd.Function):
+    """The biases b[ids], in the shape of the ids, with a gradient (C,) that is row-sparse.
+
+    Autograd's own indexing gives a dense one, which no sparse optimizer takes.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, bias: Tensor, ids: Tensor) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.size = len(bias)
+        return lookup(bias, ids)
+
+    @staticmethod
+    @refuse_second_derivatives
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (ids,) = ctx.saved_tensors
+        # int32 keys, which torch sorts by radix; stable, so that sums have the same bits in every run.
+        permutation = ids.flatten().int().argsort(stable=True)
+        classes, values = lookup(ids.flatten(), permutation), lookup(grad.flatten(), permutation)
+        touched, position = classes.unique_consecutive(return_inverse=True)
+        sums = grad.new_zeros(len(touched)).index_add_(0, position, values)
+        return row_sparse(touched, sums, (ctx.size,)), None
+
+
+def class_bias(bias: Tensor, ids: Tensor, keywords: Keywords) -> Tensor:
+    """The biases b[ids], in the shape of the ids, with a gradient (C,) that is row-sparse if the keywords ask for it.
+
+    Args:
+        bias: (C,).
+        ids: of any shape.
+        keywords: of the head.
+    """
+    return SelectedBias.apply(bias, ids) if keywords.sparse_grad else bias[ids]
 
 
 class EntryScores(torch.autograd.Function):

@@ -74,7 +74,7 @@ def head_function(member: Member) -> Callable[..., Tensor]:
     if member.head_function is not None:
         return member.head_function
     base = _base(member)
-    drawing = issubclass(base, SampledHead)
+    honoured, drawing = _honours(member, base), issubclass(base, SampledHead)
     parameters = _function_parameters(member, base)
     known = {parameter.name for parameter in parameters}
     positional = [parameter.name for parameter in parameters if parameter.kind is POSITIONAL][3:]
@@ -88,7 +88,7 @@ def head_function(member: Member) -> Callable[..., Tensor]:
         classes = linear_weight.shape[0]
         draws = (_read_draws(name, given),) if drawing else ()
         settings = {each.name: each.value(given.pop(each.name, None), classes) for each in member.settings}
-        keywords = read_keywords(given, classes, base.honours, base.honours_why)
+        keywords = read_keywords(given, classes, *honoured)
         call = read_call(member, input, linear_weight, bias, target, keywords)
         for draw in draws:
             check_sampler(draw.sampler, classes)
@@ -111,6 +111,14 @@ def _base(member: Member) -> type[KernelHead]:
         )
     member.needed("kernel")
     return MODULES[member.kind]
+
+
+def _honours(member: Member, base: type[KernelHead]) -> tuple[frozenset[str], str]:
+    """The options that have an effect on the head of a member, and why the others have none."""
+    if member.kind != "exact" or member.sparse:
+        return base.honours, base.honours_why
+    why = "its gradient touches all class vectors; those of sparse members and of heads that draw negatives do not"
+    return base.honours - {"sparse_grad"}, why
 
 
 def _read_draws(name: str, given: dict[str, Any]) -> DrawSettings:
@@ -170,6 +178,7 @@ def _make_class(member: Member) -> type[LinearHead]:
         "__doc__": _class_doc(member, base),
         "__signature__": inspect.Signature(parameters),
     }
+    namespace["honours"], namespace["honours_why"] = _honours(member, base)
     for setting in member.settings:
         # The parameter is kept under a name of its own, so that the setting is a property that computes its value.
         if setting.learned is not None and setting.learned.key != setting.name:
@@ -286,7 +295,7 @@ def _shared_docs(names: Sequence[str]) -> list[str]:
     """One line of documentation for each of these shared keywords."""
     lines = {
         "shared": "shared: draw k negatives once for all rows, which makes their scores one matmul.",
-        "sparse_grad": "sparse_grad: give `linear_weight` a gradient of the touched rows only, a sparse tensor.",
+        "sparse_grad": "sparse_grad: give class vectors and bias gradients of the touched rows only, sparse tensors.",
         "generator": "generator: the source of randomness of the draws; torch's default one if None.",
         "negatives": "negatives: (..., H) ids that are negatives of their row beside the drawn ones, padded with -100.",
         "normalize": "normalize: divide queries and class vectors by their norms; a zero vector stays zero.",

@@ -82,6 +82,12 @@ class KernelHead(LinearHead):
         """The keywords of how scores follow from queries and class vectors, for `linear_scores` and `linear_topk`."""
         return {name: getattr(self, name) for name in ("normalize", "temperature", "softcap")}
 
+    def sparse_parameters(self) -> list[nn.Parameter]:
+        """The parameters of the head whose gradients are row-sparse: class vectors and bias, if it was asked for."""
+        # A keyword of heads that draw, for which the option means the same; the option alone of all others.
+        asked = self.sparse_grad if "sparse_grad" in self.keywords else getattr(self, "options").sparse_grad  # noqa: B009
+        return list(self.linear.parameters()) if asked and self.linear is not None else []
+
     @property
     def ranking_key(self) -> Callable[[Tensor], Tensor] | None:
         """A function from scores to the numbers that classes are ranked by; None where those are the scores."""

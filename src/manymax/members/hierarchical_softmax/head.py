@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from manymax.engine.head import LinearHead
 from manymax.engine.options import Options, read_options
@@ -144,6 +144,10 @@ class LinearHierarchicalSoftmaxLoss(LinearHead, HierarchicalSoftmaxLoss):
             dtype=dtype,
         )
         self.num_classes, self.linear = num_classes, None
+
+    def sparse_parameters(self) -> list[nn.Parameter]:
+        """The parameters of the head whose gradients are row-sparse: vectors and biases of nodes, if asked for."""
+        return list(self.parameters()) if self.sparse_grad else []
 
     # `LinearHead`, the first base class, defines these methods for class vectors; here they must be those of the tree.
     forward = HierarchicalSoftmaxLoss.forward
