@@ -134,7 +134,7 @@ def check_keywords(member: Member, keywords: Keywords) -> None:
         )
     if keywords.options.sparse_grad and keywords.label_smoothing > 0:
         raise ArgumentError(
-            f"`label_smoothing` must be 0 with `sparse_grad`; got {keywords.label_smoothing}. Smoothing gives every class"
-            " a gradient: leave `sparse_grad` out."
+            f"`label_smoothing` must be 0 with `sparse_grad`; got {keywords.label_smoothing}. Smoothing gives every"
+            " class a gradient: leave `sparse_grad` out."
         )
     check_num_items(keywords.num_items, keywords.reduction)
