@@ -79,6 +79,50 @@ def test_supports_as_large_as_the_thin_way_takes_them(case: HeadCase, sparse_gra
     assert 30 * ROWS > LIMIT
 
 
+class Tables(TorchDispatchMode):
+    """Collects the storages of at least `size` float32 numbers that operations make, each once."""
+
+    def __init__(self, size: int, *given: Tensor) -> None:
+        super().__init__()
+        self.size, self.given = size, [tensor.untyped_storage().data_ptr() for tensor in given]
+        self.found: dict[int, Tensor] = {}  # tensors are kept, so that their memory is not used again
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for result in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(result, Tensor):
+                storage = (result._values() if result.is_sparse else result).untyped_storage()
+                if storage.nbytes() >= 4 * self.size and storage.data_ptr() not in self.given:
+                    self.found.setdefault(storage.data_ptr(), result)
+        return out
+
+
+@pytest.mark.parametrize("factor", [1.0, 3.0])
+@pytest.mark.parametrize("case", [case for case in CASES if case.values[0].member.sparse])
+def test_a_row_sparse_gradient_of_wide_supports_has_one_table(
+    case: HeadCase, factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three of four classes are touched: their rows are in the memory of the dense sum, in `.grad` too."""
+    monkeypatch.setattr("manymax.engine.row_sparse.ROWS_AT_A_TIME", 64)
+    random, dim = torch.Generator().manual_seed(0), 256
+    weight = torch.randint(-8, 9, (C, dim), generator=random).double() / 8
+    input = torch.randint(-8, 9, (24, dim), generator=random).double() / 2**17
+    bias = torch.where(torch.arange(C) % 4 == 1, -1000.0, 0.0).double()
+    problem, target = Problem(input, weight, bias), 4 * torch.arange(24)
+    leaves = problem.leaves(torch.float32)
+    options = {"block_rows": 12, "sparse_grad": True}
+    with Tables(C * dim // 4, leaves.linear_weight) as tables:
+        value = factor * case.head(leaves, target, options=options)
+        gradient = torch.autograd.grad(value, leaves.linear_weight)[0]
+    assert C / 2 < gradient._indices().shape[1] < 0.8 * C
+    assert list(tables.found) == [gradient._values().untyped_storage().data_ptr()]
+    (factor * case.head(leaves, target, options=options)).backward()
+    # A copy would have the memory of its rows alone.
+    assert leaves.linear_weight.grad._values().untyped_storage().nbytes() == 4 * C * dim
+    expected = value_and_gradients(case.plain, problem.leaves(), target)[2] * (factor / 1.5)
+    agree([gradient.to_dense()], [expected], 1e-5)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_many_positives_in_a_row(case: HeadCase) -> None:
     """Positives at the top of the scores, where rankmax lists the classes above each, and positives anywhere."""

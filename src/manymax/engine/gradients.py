@@ -50,6 +50,14 @@ class Gradients:
             self.grad_input = torch.zeros_like(self.input)
         if self.wants[2]:
             self.grad_bias = self.input.new_zeros(self.vectors.shape[0])
+        if self.sparse_grad:
+            self.budget = min(self.budget, self._few)
+
+    @property
+    def _few(self) -> int:
+        """The largest number of entries that take less time and memory than a dense table of all class vectors."""
+        # An entry is 20 bytes, and several times that while entries are sorted and summed.
+        return max(1 << 12, self.vectors.numel() // 32)
 
     @property
     def num_classes(self) -> int:
@@ -89,7 +97,7 @@ class Gradients:
     def _add_packed(self, start: int, part: Mixed) -> None:
         """Add the packed rows of a part."""
         in_order = self.input.is_contiguous() and self.vectors.is_contiguous()
-        if self.sparse_grad or not in_order or self._widens:
+        if not in_order or self._widens or (self.sparse_grad and self._lists(part)):
             # Which rows of the gradient exist is known when all entries are; and C reads memory as it lies.
             self.add(start, native.list_entries(part))
             return
@@ -100,6 +108,10 @@ class Gradients:
             self._make_grad_vectors()
         if self.wants[1] or self.wants[2]:
             native.add_to_vectors(part, self.input[rows], self.grad_vectors, self.grad_bias, self.num_classes)
+
+    def _lists(self, part: Mixed) -> bool:
+        """Whether the packed rows of a part are worth listing, so that no table of all class vectors is needed."""
+        return self.grad_vectors is None and int(part.count.clamp(min=0).sum()) <= self._few
 
     def _add_dense(self, start: int, part: Dense) -> None:
         """Add dense rows: a matmul for each gradient, or both products in one pass of native code."""
@@ -224,13 +236,26 @@ class Gradients:
         if self.sparse_grad:
             # Only the touched classes get a row, so that memory follows the entries and not C.
             touched, position = classes.unique_consecutive(return_inverse=True)
-            product = sum_bags(position, rows, values, self.input, len(touched))
-            added = row_sparse(touched, product, (self.num_classes, self.input.shape[1]))
-            # Coalesced after each round: otherwise a class that many rounds touch would keep a row for each of them.
-            self.grad_rows = added if self.grad_rows is None else (self.grad_rows + added).coalesce()
+            self._add_rows(touched, sum_bags(position, rows, values, self.input, len(touched)))
             return
         product = sum_bags(classes, rows, values, self.input, self.vectors.shape[0])
         self.grad_vectors = product if self.grad_vectors is None else self.grad_vectors.add_(product)
+
+    def _add_rows(self, touched: Tensor, rows: Tensor) -> None:
+        """Add rows (U, d) of distinct classes (U,), sorted, to a row-sparse gradient, or to a table if it is wide."""
+        before = 0 if self.grad_rows is None else self.grad_rows.indices().shape[1]
+        if self.grad_vectors is None and (not before or 4 * (before + len(touched)) <= self.num_classes):
+            added = row_sparse(touched, rows, self.vectors.shape)
+            # Coalesced after each round: otherwise a class that many rounds touch would keep a row for each of them.
+            self.grad_rows = added if self.grad_rows is None else (self.grad_rows + added).coalesce()
+            return
+        # Coalescing holds each row several times: a table of all class vectors is smaller.
+        self._make_grad_vectors()
+        assert self.grad_vectors is not None
+        if self.grad_rows is not None:
+            self.grad_vectors.index_add_(0, self.grad_rows.indices()[0], self.grad_rows.values())
+            self.grad_rows = None
+        self.grad_vectors.index_add_(0, touched, rows)
 
     def _add_to_input(self, rows: Tensor, classes: Tensor, values: Tensor) -> None:
         """grad_input[r_k] += g_k w[c_k] over entries (K,) that are sorted by row."""
