@@ -202,7 +202,7 @@ def refusals(group: dist.ProcessGroup) -> None:
 
 
 def half_precision(group: dist.ProcessGroup) -> None:
-    """Summed in float32 and rounded once: 1 and 3 ranks with 2^-9 each, whose sum bfloat16 would lose."""
+    """Summed in float32 and rounded once: 1, and 2^-9 on each other rank, whose sum and share bfloat16 would lose."""
     weight = nn.Parameter(torch.zeros(9, 2, dtype=torch.bfloat16))
     model = nn.ParameterDict({"weight": weight})
     rows = RowSparseGradients(model, ["weight"], group=group)

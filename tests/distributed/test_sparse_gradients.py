@@ -45,4 +45,4 @@ def test_a_fault_of_one_rank_is_heard_by_all(pool: Pool) -> None:
 
 
 def test_half_precision_is_rounded_once(pool: Pool) -> None:
-    pool.run(4, jobs_sparse.half_precision)
+    pool.run(3, jobs_sparse.half_precision)
