@@ -118,14 +118,32 @@ def test_masked_pairs_are_found_without_a_table(seed: int) -> None:
     groups = torch.randint(0, 30, (count,), generator=random)
     batch = pairs.BatchCandidates(torch.zeros(columns, 1), count, 0, ids, groups, None)
     for only_pairs in (False, True):
-        listed = batch.excluded(count, only_pairs)
+        listed = batch.alike(count, only_pairs).listed(slice(None))
         width = count if only_pairs else columns
-        found = torch.zeros(count, width + 1, dtype=torch.bool).scatter_(
-            1, torch.where(listed < 0, width, listed), True
-        )
+        found = torch.zeros(count, width + 1, dtype=torch.bool)
+        found.scatter_(1, torch.where(listed < 0, width, listed), True)
         assert torch.equal(found[:, :width], left_out(ids[:width], groups, count, width))
         assert listed.shape[1] <= max(ids.unique(return_counts=True)[1]) + max(groups.bincount())
-    assert pairs.BatchCandidates(torch.zeros(3, 1), 3, 0, torch.tensor([4, 5, 6]), None, None).excluded(3) is None
+    alone = pairs.BatchCandidates(torch.zeros(3, 1), 3, 0, torch.tensor([4, 5, 6]), None, None)
+    assert alone.alike(3).listed(slice(None)) is None
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_long_lists_are_made_in_parts(reduction: str, weighted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch of two large groups is computed some queries at a time, with the result of one call."""
+    count, given = 150, {"symmetric": True, "temperature": 0.5, "reduction": reduction}
+    if weighted:
+        given["row_weight"] = torch.rand(count, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    batch = make_towers(count, 0, 0)
+    results = []
+    for limit in (pairs.LISTED, 1):
+        monkeypatch.setattr(pairs, "LISTED", limit)
+        towers = [batch[name].clone().requires_grad_() for name in ("queries", "documents")]
+        loss = manymax.in_batch_loss(*towers, groups=torch.arange(count) % 2, **given)
+        loss.sum().backward()
+        results.append([loss.detach(), *(tower.grad for tower in towers)])
+    torch.testing.assert_close(results[1], results[0], rtol=1e-10, atol=1e-12)
 
 
 def test_refusals_name_the_argument() -> None:

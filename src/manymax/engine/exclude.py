@@ -44,6 +44,8 @@ def spare_positives(exclude: Tensor, target: Target, num_classes: int) -> tuple[
     """
     assert target.ids is not None
     positive = target.weights != 0
+    if positive.shape[1] == 1:  # the usual case, for which nothing is sorted
+        return torch.where((exclude == target.ids) & positive, -100, exclude), torch.zeros_like(positive)
     # One number for each pair of a row and a class, so that one search finds all pairs that are in both lists.
     row = torch.arange(len(exclude), device=exclude.device).unsqueeze(1) * num_classes
     pairs, listed = row + target.ids, torch.where(exclude >= 0, row + exclude, -1)

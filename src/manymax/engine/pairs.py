@@ -18,6 +18,64 @@ from manymax.errors import ArgumentError, ArgumentTypeError
 from manymax.ops.checks import visible
 
 UNKNOWN = -100  # an identity that is not known, and so like no other
+LISTED = 1 << 21  # candidates that are listed at a time: 16 MB of ids
+
+
+@dataclass(frozen=True)
+class SortedKeys:
+    """Keys of candidates in ascending order, so that equal ones are neighbours: no table of all pairs is needed.
+
+    order: (C,) the candidates by their keys.
+    first, count: (N,) where the candidates with the key of each query begin in that order, and how many there are; 0
+        for a key that is `UNKNOWN`.
+    """
+
+    order: Tensor
+    first: Tensor
+    count: Tensor
+
+    @classmethod
+    def of(cls, keys: Tensor, own: Tensor) -> SortedKeys:
+        """From keys (C,) and the candidates (N,) whose keys are those of the queries."""
+        order = keys.argsort(stable=True)
+        ascending, mine = keys[order], keys[own]
+        first = torch.searchsorted(ascending, mine)
+        count = torch.where(mine == UNKNOWN, 0, torch.searchsorted(ascending, mine, right=True) - first)
+        return cls(order, first, count)
+
+    @property
+    def width(self) -> int:
+        """The largest number of candidates with the key of one query; 0 where that is the own positive alone."""
+        most = int(self.count.max())
+        return most if most > 1 else 0
+
+
+@dataclass(frozen=True)
+class Alike:
+    """Which candidates are no negatives of which query, because a key of theirs is that of its positive.
+
+    own: (N,) the positives. keys: of each kind, identities or groups.
+    """
+
+    own: Tensor
+    keys: Sequence[SortedKeys]
+
+    @property
+    def rows_at_a_time(self) -> int:
+        """For how many queries to make lists at a time. A group of half of the batch has lists as large as a table."""
+        return max(64, LISTED // max(1, sum(keys.width for keys in self.keys)))
+
+    def listed(self, rows: slice) -> Tensor | None:
+        """(n, E) the candidates that are no negatives of some queries, padded with -100; None if there are none."""
+        own, found = self.own[rows].unsqueeze(1), []
+        for keys in self.keys:
+            if keys.width:
+                step = torch.arange(keys.width, device=own.device)
+                place = keys.first[rows].unsqueeze(1) + step
+                candidate = keys.order[place.clamp(max=len(keys.order) - 1)]
+                others = (step < keys.count[rows].unsqueeze(1)) & (candidate != own)
+                found.append(torch.where(others, candidate, UNKNOWN))
+        return torch.cat(found, 1) if found else None
 
 
 @dataclass(frozen=True)
@@ -43,8 +101,8 @@ class BatchCandidates:
         """The candidates (N,) that are the positives of the N = `count` queries of this process, in order."""
         return torch.arange(self.start, self.start + count, device=self.vectors.device)
 
-    def excluded(self, count: int, only_pairs: bool = False) -> Tensor | None:
-        """(N, E) the candidates that are no negatives of each query of this process, padded with -100; None if none.
+    def alike(self, count: int, only_pairs: bool = False) -> Alike:
+        """Which candidates are no negatives of each query of this process.
 
         Args:
             count: N, the queries of this process.
@@ -52,9 +110,7 @@ class BatchCandidates:
         """
         own = self.own(count)
         ids = self.ids if self.ids is None or not only_pairs else self.ids[: self.pairs]
-        lists = [_alike(keys, own) for keys in (ids, self.groups) if keys is not None]
-        found = [listed for listed in lists if listed is not None]
-        return torch.cat(found, 1) if found else None
+        return Alike(own, [SortedKeys.of(keys, own) for keys in (ids, self.groups) if keys is not None])
 
 
 @dataclass(frozen=True)
@@ -167,26 +223,3 @@ def _check_keys(name: str, keys: Tensor | None, lengths: Sequence[int]) -> None:
     if keys.ndim != 1 or len(keys) not in lengths:
         wanted = " or ".join(f"({length},)" for length in dict.fromkeys(lengths))
         raise ArgumentError(f"`{name}` must have shape {wanted}; got {tuple(keys.shape)}.")
-
-
-def _alike(keys: Tensor, own: Tensor) -> Tensor | None:
-    """For each of some places the other places with the same key, (N, E), padded with -100; None if there are none.
-
-    Keys are sorted, so that equal ones are neighbours: no table of all pairs of keys is made. E is the number of times
-    that the most frequent key occurs.
-
-    Args:
-        keys: (C,), `UNKNOWN` where a key is like no other.
-        own: (N,) places in it.
-    """
-    order = keys.argsort(stable=True)
-    ascending, mine = keys[order], keys[own].contiguous()
-    first = torch.searchsorted(ascending, mine)
-    count = torch.where(mine == UNKNOWN, 0, torch.searchsorted(ascending, mine, right=True) - first)
-    width = int(count.max())
-    if width <= 1:  # every key occurs once, in its own place: the usual case
-        return None
-    step = torch.arange(width, device=keys.device)
-    found = order[(first.unsqueeze(1) + step).clamp(max=len(keys) - 1)]
-    others = (step < count.unsqueeze(1)) & (found != own.unsqueeze(1))
-    return torch.where(others, found, UNKNOWN)

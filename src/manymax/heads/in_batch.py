@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from manymax.engine.gather import agreed, world
 from manymax.engine.member import Member
 from manymax.engine.options import Options
-from manymax.engine.pairs import FORM, BatchCandidates, Pairs, read_pairs
+from manymax.engine.pairs import FORM, Alike, BatchCandidates, Pairs, read_pairs
 from manymax.errors import ArgumentError
 from manymax.heads.build import head_function
 from manymax.members import BASELINE, FAMILY
@@ -88,8 +88,7 @@ def in_batch_loss(
     Returns:
         A scalar, or (N,) for `reduction="none"`.
 
-    Pairs that are left out are listed, (N, E) with E up to the size of the largest group: memory is small as long as
-    groups are small beside the batch.
+    Pairs that are left out are listed, some queries at a time if groups are large: no list is as large as a table.
 
     Example:
         >>> queries, documents = torch.eye(3), torch.eye(3)
@@ -116,21 +115,16 @@ def in_batch_loss(
         )
     given = queries, documents, hard, ids, groups, log_q
     pairs, candidates, all_queries = _read(*given, gather=gather, with_queries=symmetric)
-    head = _head(entry)
+    head, bias = _head(entry), candidates.log_q
     shared = {**keywords, "temperature": temperature, "normalize": normalize}
-    own, bias = candidates.own(len(queries)), candidates.log_q
-    to_documents = head(
-        queries,
-        candidates.vectors,
-        own,
-        linear_bias=None if bias is None else -bias,
-        exclude=candidates.excluded(len(queries)),
-        **shared,
+    alike = candidates.alike(len(queries))
+    to_documents = _loss(
+        head, queries, candidates.vectors, alike, linear_bias=None if bias is None else -bias, **shared
     )
     if not symmetric:
         return to_documents
-    exclude = candidates.excluded(len(queries), only_pairs=True)
-    return (to_documents + head(pairs.documents, all_queries, own, exclude=exclude, **shared)) / 2
+    alike = candidates.alike(len(queries), only_pairs=True)
+    return (to_documents + _loss(head, pairs.documents, all_queries, alike, **shared)) / 2
 
 
 def siglip_loss(
@@ -179,12 +173,12 @@ def siglip_loss(
     offset = torch.as_tensor(bias, device=vectors.device)
     if offset.numel() != 1:
         raise ArgumentError(f"`bias` must be a number or a tensor with one; got shape {tuple(offset.shape)}.")
-    loss: Tensor = _head(SIGLIP)(
+    loss: Tensor = _loss(
+        _head(SIGLIP),
         queries,
         vectors,
-        candidates.own(len(queries)),
+        candidates.alike(len(queries)),
         linear_bias=offset.to(torch.promote_types(vectors.dtype, torch.float32)).reshape(1).expand(len(vectors)),
-        exclude=candidates.excluded(len(queries)),
         temperature=temperature,
         normalize=normalize,
         row_weight=row_weight,
@@ -210,6 +204,31 @@ def _read(*tensors: Any, gather: bool | dist.ProcessGroup, with_queries: bool) -
     device = next((tensor.device for tensor in tensors if isinstance(tensor, Tensor)), torch.device("cpu"))
     pairs = agreed(lambda: read_pairs(*tensors), Pairs.form, FORM, device, group)
     return pairs, *pairs.gathered(group, with_queries)
+
+
+def _loss(head: Callable[..., Any], queries: Tensor, vectors: Tensor, alike: Alike, **keywords: Any) -> Any:
+    """The loss of queries against candidates `vectors`, in one call of the head, or in several if lists are long.
+
+    Args:
+        head: the head of a member.
+        queries: (N, d). vectors: (C, d).
+        alike: the positives, and which candidates are no negatives.
+        keywords: of the head.
+    """
+    count, step = len(queries), alike.rows_at_a_time
+    if step >= count or keywords.get("stats"):
+        return head(queries, vectors, alike.own, exclude=alike.listed(slice(None)), **keywords)
+    reduction, weight = keywords.get("reduction", "mean"), keywords.pop("row_weight", None)
+    if reduction == "mean" and keywords.get("num_items") is None:
+        # Every part divides by what all of them count, so that the means of the parts add up.
+        keywords["num_items"] = count if weight is None else weight.sum().clamp(min=torch.finfo(torch.float32).tiny)
+    parts = []
+    for start in range(0, count, step):
+        rows = slice(start, start + step)
+        weights = None if weight is None else weight[rows]
+        own, exclude = alike.own[rows], alike.listed(rows)
+        parts.append(head(queries[rows], vectors, own, exclude=exclude, row_weight=weights, **keywords))
+    return torch.cat(parts) if reduction == "none" else torch.stack(parts).sum(0)
 
 
 def _head(member: Member) -> Callable[..., Any]:
