@@ -192,6 +192,8 @@ def refusals(group: dist.ProcessGroup) -> None:
         RowSparseGradients(model, [*names, "head.linear.bias"] if rank == 1 else names, group=group)
     with pytest.raises(ArgumentError, match="`model` has no head with row-sparse gradients: give the head"):
         RowSparseGradients(nn.Linear(2, 2), group=group)
+    with pytest.raises(ArgumentError, match="`model` must be given before it is wrapped"):
+        RowSparseGradients(DistributedDataParallel(model, process_group=group), group=group)
     rows, weight = RowSparseGradients(model, names, group=group), model.head.linear.weight
     weight.grad = torch.ones_like(weight).to_sparse(1 + (rank == 1))  # single numbers on rank 1
     with pytest.raises(ManymaxError, match=r"the gradient of `head\.linear\.weight` is neither dense nor row-sparse"):

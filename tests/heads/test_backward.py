@@ -65,6 +65,21 @@ def test_a_sparse_gradient_equals_the_dense_one(case: HeadCase, regime: str) -> 
             assert rows[0] == set(dense[1].any(1).nonzero().flatten().tolist())
 
 
+@pytest.mark.parametrize("regime", ["thin", "wide"])
+@pytest.mark.parametrize("case", ROW_SPARSE)
+def test_a_sparse_gradient_with_other_scores_equals_the_dense_one(case: HeadCase, regime: str) -> None:
+    """Normalised vectors, whose gradients are projected at the end; a soft cap; classes that are left out."""
+    problem, target = make_problem(12, num_classes=C, regime=regime), make_target("ids", 12, num_classes=C)
+    exclude = torch.arange(12).unsqueeze(1) + torch.arange(3)
+    for keywords in ({"normalize": True, "temperature": 0.1}, {"softcap": 30.0, "exclude": exclude}):
+        dense, sparse = (
+            raw_gradients(case, problem.leaves(), target, options={"block_rows": 5, "sparse_grad": given}, **keywords)
+            for given in (False, True)
+        )
+        assert [grad.is_sparse for grad in sparse] == [False, True, True]
+        agree([grad.to_dense() for grad in sparse], dense, 1e-12)
+
+
 @pytest.mark.parametrize("name", SPARSE)
 def test_a_sparse_gradient_has_the_rows_of_supports_and_positives(name: str) -> None:
     (case,) = (case.values[0] for case in CASES if case.id == name)

@@ -170,6 +170,10 @@ _Own = tuple[int, Tensor, Tensor]  # what a rank has for a parameter, the ids of
 
 def _chosen(model: nn.Module, every: dict[str, nn.Parameter], names: Iterable[str] | None) -> dict[str, nn.Parameter]:
     """The parameters to average, each under one name."""
+    if isinstance(model, DistributedDataParallel):
+        raise ArgumentError(
+            "`model` must be given before it is wrapped: DistributedDataParallel reads then what to leave out."
+        )
     if names is None:
         heads = [module for module in model.modules() if isinstance(module, LinearHead)]
         wanted = {id(parameter) for head in heads for parameter in head.sparse_parameters()}

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from manymax.engine.row_sparse import row_sparse
+
 # Class vectors that are widened at a time: with d = 64, 4 MB of float32, which stay in the second-level cache.
 WIDENED = 1 << 14
 # Numbers that are rounded at a time.
@@ -21,12 +23,15 @@ def widened(table: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]
 
 
 def rounded(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """A gradient in the dtype of its tensor; a dense float32 one is rounded to half precision in its own memory.
+    """A gradient in the dtype of its tensor; a float32 one is rounded to half precision in its own memory.
 
     A second tensor beside the sums in float32 would make a head in half precision need more memory than one in float32.
     `values` must not be used afterwards.
     """
-    if values.dtype == dtype or values.is_sparse or not values.is_contiguous() or not _fits(values, dtype):
+    if values.is_sparse and values.dtype != dtype:  # the rows, of which there may be as many as classes
+        ids, rows = values._indices()[0], values._values()
+        return row_sparse(ids, rounded(rows, dtype), values.shape)
+    if values.dtype == dtype or not values.is_contiguous() or not _fits(values, dtype):
         return values.to(dtype)
     sums = values.view(-1)
     halves = sums.view(dtype)  # the same memory, as twice as many numbers
