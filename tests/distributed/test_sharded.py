@@ -10,7 +10,7 @@ import torch
 import manymax
 from manymax import ArgumentError, ManymaxError
 from manymax.distributed import ShardedHead
-from tests.distributed import jobs_exact, jobs_messages, jobs_sampled, jobs_state
+from tests.distributed import jobs_exact, jobs_keywords, jobs_messages, jobs_sampled, jobs_state
 from tests.distributed.pool import Pool
 from tests.heads.plain import needs_library
 
@@ -60,6 +60,12 @@ def test_every_option(pool: Pool, name: str, setting: dict[str, Any], ranks: int
             continue
         tried = pool.run(ranks, jobs_exact.every_option, name, kind, setting, (index + ranks) % 4)
         assert tried == [3 if name == "Rankmax" else 6] * ranks
+
+
+@members([row for row in EXACT + SAMPLED if row[0] != "RG"], quick=("Softmax", "Entmax-1.5", "SampledSoftmax", "BCE"))
+@pytest.mark.parametrize("ranks", RANKS)
+def test_every_keyword(pool: Pool, name: str, setting: dict[str, Any], ranks: int) -> None:
+    pool.run(ranks, jobs_keywords.every_keyword, name, setting)
 
 
 @members(EXACT, quick=("Entmax-1.5", "Softmax"))
