@@ -26,6 +26,7 @@ from manymax.engine.ranks import Shards
 from manymax.engine.target import SoftTarget, Target
 from manymax.errors import ArgumentError, ArgumentTypeError
 from manymax.ops.checks import full_precision
+from manymax.ops.eager import outside_of_graphs
 
 # Class vectors that are drawn from one seed at the start, so that they do not depend on the number of ranks.
 INIT_ROWS = 1 << 14
@@ -104,6 +105,7 @@ class ShardedHead(nn.Module):
         """The class vectors of this rank, (classes of this rank, d)."""
         return self._vectors(None)[0]
 
+    @outside_of_graphs
     def forward(
         self,
         input: Tensor,

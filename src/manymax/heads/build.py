@@ -22,6 +22,7 @@ from manymax.engine.member import Member, Setting
 from manymax.errors import ManymaxError
 from manymax.heads.modules import ExactHead, KernelHead, QuadraticHead, SampledHead, learned_property
 from manymax.ops.checks import full_precision
+from manymax.ops.eager import outside_of_graphs
 
 # By the kind of a member: the base class of its module, and the loss of a call. A tree brings heads of its own.
 MODULES: dict[str, type[KernelHead]] = {"exact": ExactHead, "quadratic": QuadraticHead, "sampled": SampledHead}
@@ -81,6 +82,7 @@ def head_function(member: Member) -> Callable[..., Tensor]:
     loss, name = LOSSES[member.kind], function_name(member)
 
     # Python's own check of the arguments is replaced by that of `parameters`, which differ from member to member.
+    @outside_of_graphs
     def function(input: Tensor, linear_weight: Tensor, target: Any, *more: Any, **given: Any) -> Tensor:
         given = _bind_positional(name, more, positional, _read_names(name, given, known))
         bias = given.pop("linear_bias", None)

@@ -17,6 +17,7 @@ from manymax.engine.member import Setting
 from manymax.engine.ranks import Shards
 from manymax.engine.target import SoftTarget, Target
 from manymax.ops.checks import full_precision
+from manymax.ops.eager import outside_of_graphs
 from manymax.samplers.base import Sampler
 from manymax.samplers.uniform import UniformSampler
 
@@ -109,6 +110,7 @@ class KernelHead(LinearHead):
         keywords = Keywords(**kept, **per_call)
         return read_call(self.member, input, linear_weight, linear_bias, target, keywords, shards)
 
+    @outside_of_graphs
     def forward(
         self,
         input: Tensor,
@@ -216,6 +218,7 @@ class SampledHead(KernelHead):
             self.member.check(num_negatives=num_negatives, **self.settings())
         self.num_negatives = num_negatives
 
+    @outside_of_graphs
     def forward(
         self,
         input: Tensor,
