@@ -329,5 +329,10 @@ def test_what_has_no_meaning_is_refused_with_a_reason() -> None:
     for name, keyword in (("sparsemax", "decoupled"), ("rankmax", "decoupled"), ("rg", "normalize")):
         with pytest.raises(ArgumentError, match=f"`{keyword}` has no meaning for {name}: "):
             manymax.linear_loss(name, input, vectors, target, **{keyword: True})
+    for keyword in ("temperature", "row_weight", "stats"):
+        with pytest.raises(ArgumentError, match=f"`{keyword}` has no meaning for hierarchical_softmax: "):
+            manymax.linear_hierarchical_softmax_loss(input, vectors, target, **{keyword: 1})
+        with pytest.raises(ArgumentError, match=f"`{keyword}` has no meaning for hierarchical_softmax: "):
+            manymax.LinearHierarchicalSoftmaxLoss(DIM, CLASSES, **{keyword: 1})
     with pytest.raises(ArgumentError, match="rankmax has no 'log_z'"):
         manymax.linear_loss("rankmax", input, vectors, target, stats=("log_z",))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -21,6 +25,30 @@ HONOURS = frozenset({"sparse_grad", "retain_graph"})
 WHY = "it has no blocks of scores, only those of the nodes on paths"
 
 
+# Why the other shared keywords have no meaning here, for the error.
+PATHS = "a class has a path of decisions, and no score of its own"
+BY_HAND = 'take `reduction="none"`, and weigh, sum or shift the rows yourself'
+REFUSED_BY_TREES = {
+    **dict.fromkeys(("normalize", "temperature", "softcap", "exclude", "decoupled", "z_loss", "stats"), PATHS),
+    "negatives": "it draws none",
+    **dict.fromkeys(("row_weight", "num_items", "shift"), BY_HAND),
+}
+
+
+def _refusing(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which refuses the keywords of other heads with a reason."""
+
+    @wraps(function)
+    def checked(*arguments: Any, **given: Any) -> Any:
+        for name in given:
+            if name in REFUSED_BY_TREES:
+                raise ArgumentError(f"`{name}` has no meaning for hierarchical_softmax: {REFUSED_BY_TREES[name]}.")
+        return function(*arguments, **given)
+
+    return checked
+
+
+@_refusing
 def linear_hierarchical_softmax_loss(
     input: Tensor,
     linear_weight: Tensor,
@@ -102,6 +130,7 @@ class LinearHierarchicalSoftmaxLoss(LinearHead, HierarchicalSoftmaxLoss):
     honours = HONOURS
     takes_class_vectors = False
 
+    @_refusing
     def __init__(
         self,
         in_features: int | None,
