@@ -84,20 +84,23 @@ struct Batch {
   }
 };
 
-// The exponentials of a row relative to `top`, in place; returns their sum.
-template <typename T>
-double exponentials(T* s, int64_t n, T top) {
+// The exponentials e^d of a row, d = s - top, in place; returns their sum. With `moment`, also sum e^d d, from which an
+// entropy follows: a masked class adds 0 to it.
+template <bool with_moment = false, typename T>
+double exponentials(T* s, int64_t n, T top, double* moment = nullptr) {
   double sum = 0;
   for (int64_t start = 0; start < n; start += PIECE) {
     const int64_t end = std::min(n, start + PIECE);
-    T part = 0;
-#pragma omp simd reduction(+ : part)
+    T part = 0, other = 0;
+#pragma omp simd reduction(+ : part, other)
     for (int64_t c = start; c < end; ++c) {
-      const T e = exp_of(s[c] - top);
+      const T d = s[c] - top, e = exp_of(d);
       part += e;
+      if (with_moment) other += e > 0 ? e * d : T(0);
       s[c] = e;
     }
     sum += part;
+    if (with_moment) *moment += other;
   }
   return sum;
 }

@@ -25,23 +25,6 @@ void softmax_row(const Batch<T>& b, int64_t r, Row<T>& row) {
   b.subtract_target(r, total != 0 ? sum / total : 0);  // a row without a positive has a factor of 0
 }
 
-// sum_c e^d d of d = s - top; a masked class adds 0. A pass of its own, for which the row stays in the cache.
-template <typename T>
-double weighted_differences(const T* s, int64_t n, T top) {
-  double sum = 0;
-  for (int64_t start = 0; start < n; start += PIECE) {
-    const int64_t end = std::min(n, start + PIECE);
-    T part = 0;
-#pragma omp simd reduction(+ : part)
-    for (int64_t c = start; c < end; ++c) {
-      const T d = s[c] - top, e = exp_of(d);
-      part += e > 0 ? e * d : 0;
-    }
-    sum += part;
-  }
-  return sum;
-}
-
 // For rows of which this rank has a part: their maximum here, and e^(s - maximum) in place of the scores with its sum.
 // A row whose classes are all masked here becomes 0.
 // With `moment`, sum_c e^d d of d = s - maximum too, from which an entropy follows.
@@ -54,8 +37,8 @@ void part_of_row(int64_t r, Row<T>& row, const T* tops, T* top, double* sum, dou
     sum[r] = 0;
     return;
   }
-  if (moment) moment[r] = weighted_differences(row.scores, row.classes, top[r]);
-  sum[r] = exponentials(row.scores, row.classes, top[r]);
+  sum[r] = moment ? exponentials<true>(row.scores, row.classes, top[r], moment + r)
+                  : exponentials(row.scores, row.classes, top[r]);
 }
 
 }  // namespace
