@@ -233,10 +233,15 @@ class Gradients:
         # Stable, so that the entries of a class are summed in the order of the rows: the same bits in every run.
         permutation = classes.int().argsort(stable=True)
         rows, classes, values = rows[permutation], classes[permutation], values[permutation]
-        if self.sparse_grad:
-            # Only the touched classes get a row, so that memory follows the entries and not C.
+        few = self.grad_vectors is not None and 8 * len(classes) <= self.num_classes
+        if self.sparse_grad or few:
+            # Only the touched classes get a row, so that memory and time follow the entries and not C.
             touched, position = classes.unique_consecutive(return_inverse=True)
-            self._add_rows(touched, sum_bags(position, rows, values, self.input, len(touched)))
+            sums = sum_bags(position, rows, values, self.input, len(touched))
+            if self.sparse_grad or self.grad_vectors is None:
+                self._add_rows(touched, sums)
+            else:
+                self.grad_vectors.index_add_(0, touched, sums)
             return
         product = sum_bags(classes, rows, values, self.input, self.vectors.shape[0])
         self.grad_vectors = product if self.grad_vectors is None else self.grad_vectors.add_(product)
