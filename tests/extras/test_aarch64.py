@@ -96,6 +96,12 @@ def call_everything() -> None:
                 target = torch.randint(600, (24, 2))
                 call = head.read(queries.to(dtype).requires_grad_(), head.linear.weight, None, target, held)
                 head.compute(call).backward()
+    # And what keywords do to scores and their gradients, with the statistics of rows.
+    for name, dtype in itertools.product(("softmax", "entmax"), machine_report.CHECK_TOLERANCE):
+        queries, vectors = (torch.randn(n, 8, dtype=dtype).requires_grad_() for n in (24, 600))
+        keywords = {"normalize": True, "temperature": 0.1, "softcap": 5.0, "stats": ("entropy", "support")}
+        target, options = torch.randint(600, (24,)), {"backend": "native-plain"}
+        manymax.linear_loss(name, queries, vectors, target, options=options, **keywords).loss.backward()
     # And the scores of classes that are drawn, with their gradients.
     sampler = manymax.samplers.UniformSampler(600)
     for dtype, shared in itertools.product(machine_report.CHECK_TOLERANCE, (False, True)):
