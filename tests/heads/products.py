@@ -38,7 +38,8 @@ class Products(TorchDispatchMode):
             return scores(level, queries, *more)
 
         def dense_gradients(*given: Any) -> Tensor | None:
-            scale, _, grad_vectors, _, wants_product = given[-5:]
+            _, _, _, _, _, _, grad_vectors, _, wants_product, *_ = given
+            scale = given[4]
             for _ in range((grad_vectors is not None) + wants_product):
                 self._add(len(scale))
             return gradients(*given)

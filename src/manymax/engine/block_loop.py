@@ -52,15 +52,15 @@ def run(
     options = keywords.options
     # From the largest shard, not from this rank's own: a kernel exchanges sums for each block, so that ranks that cut
     # the rows differently would add up sums of different rows, or wait for each other for ever.
-    tables = 1 if keywords.softcap is None else 2  # the scores, and what is kept for the slope of a soft cap
-    step = options.rows(tables * padded_length(max(shards.sizes)))
+    step = options.rows(padded_length(max(shards.sizes)))
     # One buffer for all blocks: writing to memory for the first time costs about as much as the matmul.
     buffer = input.new_empty(min(step, input.shape[0]), padded_length(linear_weight.shape[0]))
     scorer = Scorer.of(input, linear_weight, linear_bias, keywords, native.level_for(options, buffer))
     scoring, level = scorer.scoring, scorer.level
     weights = target.class_weight
     spread_of = None if weights is None else _weighted_score_sum(weights, linear_weight, scoring)
-    # The slope of a soft cap is a function of the capped scores, which the kernel overwrites.
+    # The slope of a soft cap is a function of the capped scores, which the kernel overwrites: a second table. Blocks of
+    # half as many rows would take a tenth of a step longer.
     kept = torch.empty_like(buffer) if scoring.softcap is not None and target.coefficient is not None else None
     # The budget of sparse entries is the size of the buffer: entries may take about as much memory as scores do.
     how = options.sparse_grad, buffer.numel(), scoring, level
@@ -84,7 +84,7 @@ def run(
         stats.append({**result.stats, **known})
         # At once: a dense part is the buffer itself, which the next block overwrites.
         for gradient in result.parts:
-            gradients.add(start, gradient if scoring.plain else scoring.chain(gradient, capped))
+            gradients.add(start, gradient, capped)
         if result.grad_setting is not None:
             grad_setting = grad_setting + result.grad_setting
     rows = [torch.cat([block[name] for block in stats]) if stats else input.new_zeros(0) for name in keywords.stats]
@@ -143,8 +143,8 @@ class Scorer:
         """Write the scores of all classes."""
         plain = self.scoring.plain
         if self.by_native and self.level is not None:
-            tops = native.block_scores(self.level, queries, self.vectors, self.bias if plain else None, out)
-            return tops if plain else self.scoring.finish(out, capped)
+            transform = self.scoring.transform(capped)
+            return native.block_scores(self.level, queries, self.vectors, self.bias, out, transform)
         scores = out[:, : len(self.vectors)]
         if self.matmul == "bf16":
             scores.copy_(queries.bfloat16() @ self.matmul_vectors.T)

@@ -64,42 +64,57 @@ class Gradients:
         """The number of columns of a table that are classes; those beyond are padding."""
         return self.vectors.shape[0]
 
-    def add(self, start: int, part: Dense | Sparse | Mixed) -> None:
-        """Add a part of the gradient of the block that begins at row `start`."""
+    def add(self, start: int, part: Dense | Sparse | Mixed, capped: Tensor | None = None) -> None:
+        """Add a part of the gradient of the block that begins at row `start`; `capped` as in `Scoring.chain`."""
+        transform = native.PLAIN
+        if not self.scoring.plain:
+            whole = isinstance(part, Mixed) or (isinstance(part, Dense) and part.rows is None)
+            if whole and not isinstance(part, Sparse) and self._by_native(part.table):
+                # Native products take the gradient of scores as it is; packed rows do not go through them.
+                transform = self.scoring.transform(capped)
+                if isinstance(part, Mixed):
+                    self.scoring.chain_packed(part, capped)
+            else:
+                part = self.scoring.chain(part, capped)
         if isinstance(part, Mixed):
-            self._add_mixed(start, part)
+            self._add_mixed(start, part, transform)
         elif isinstance(part, Dense):
-            self._add_dense(start, part)
-        elif len(part.rows):
+            self._add_dense(start, part, transform)
+        else:
+            self._add_sparse(start, part)
+
+    def _add_sparse(self, start: int, part: Sparse) -> None:
+        """Add entries: they are collected, and summed together later."""
+        if len(part.rows):
             # Entries are collected over blocks, because sorting and summing many at once costs less per entry than few
             # at a time; but never more of them than a block has scores, or they would take more memory than the block.
             if sum(len(entry.rows) for entry in (*self.entries, part)) > self.budget:
                 self._add_entries()
             self.entries.append(replace(part, rows=part.rows + start))
 
-    def _add_mixed(self, start: int, part: Mixed) -> None:
+    def _add_mixed(self, start: int, part: Mixed, transform: native.Transform) -> None:
         """Add packed rows entry by entry, and dense rows through matmuls."""
         dense = part.count < 0
         num_dense, n = int(dense.sum()), len(part.count)
         if num_dense < n:
             self._add_packed(start, part)
         if num_dense == n:
-            self._add_dense(start, Dense(part.table, part.scale))
+            self._add_dense(start, Dense(part.table, part.scale), transform)
         elif num_dense:
             rows = dense.nonzero().squeeze(1)
             if self._by_native(part.table):
-                self._add_in_one_pass(rows + start, part.table, part.scale[rows], rows)
+                self._add_in_one_pass(rows + start, part.table, part.scale[rows], transform, rows)
                 return
             # Within the table: a copy of the dense rows would be fresh memory, which costs more than moving them.
             native.move_dense_rows(part)
-            self._add_dense(start, Dense(part.table[:num_dense], part.scale[rows], rows))
+            self._add_dense(start, Dense(part.table[:num_dense], part.scale[rows], rows), transform)
 
     def _add_packed(self, start: int, part: Mixed) -> None:
         """Add the packed rows of a part."""
         in_order = self.input.is_contiguous() and self.vectors.is_contiguous()
         if not in_order or self._widens or (self.sparse_grad and self._lists(part)):
             # Which rows of the gradient exist is known when all entries are; and C reads memory as it lies.
-            self.add(start, native.list_entries(part))
+            self._add_sparse(start, native.list_entries(part))
             return
         rows = slice(start, start + len(part.count))
         if self.grad_input is not None:
@@ -113,12 +128,12 @@ class Gradients:
         """Whether the packed rows of a part are worth listing, so that no table of all class vectors is needed."""
         return self.grad_vectors is None and int(part.count.clamp(min=0).sum()) <= self._few
 
-    def _add_dense(self, start: int, part: Dense) -> None:
+    def _add_dense(self, start: int, part: Dense, transform: native.Transform) -> None:
         """Add dense rows: a matmul for each gradient, or both products in one pass of native code."""
         size = part.table.shape[0]
         rows: slice | Tensor = slice(start, start + size) if part.rows is None else part.rows + start
         if self._by_native(part.table):
-            self._add_in_one_pass(rows, part.table, part.coefficient)
+            self._add_in_one_pass(rows, part.table, part.coefficient, transform)
             return
         # Under matmul="bf16" the two products below run in bfloat16 too; otherwise this is a view and no copy.
         dtype = self.input.dtype if self._widens else self.matmul_vectors.dtype
@@ -161,7 +176,12 @@ class Gradients:
         return in_order and native.multiplies(self.level, *operands) and native.gradient_chunks(*self.vectors.shape) > 0
 
     def _add_in_one_pass(
-        self, rows: slice | Tensor, table: Tensor, coefficient: Tensor, places: Tensor | None = None
+        self,
+        rows: slice | Tensor,
+        table: Tensor,
+        coefficient: Tensor,
+        transform: native.Transform,
+        places: Tensor | None = None,
     ) -> None:
         """Add dense rows by native code; they are rows `places` of the table, or all of its rows."""
         assert self.level is not None
@@ -170,7 +190,8 @@ class Gradients:
             self._make_grad_vectors()
             scaled = self.input[rows] * coefficient.unsqueeze(1)
         sums = self.grad_vectors, self.grad_bias, self.grad_input is not None
-        product = native.dense_gradients(self.level, table, places, self.vectors, coefficient, scaled, *sums)
+        given = table, places, self.vectors, coefficient, scaled, *sums, transform
+        product = native.dense_gradients(self.level, *given)
         if self.grad_input is not None and product is not None:
             self.grad_input[rows] = product.mul_(coefficient.unsqueeze(1))
 

@@ -9,6 +9,8 @@ at the end of this file. `engine/native_library.py` loads what was compiled.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -59,18 +61,42 @@ def multiplies(level: str | None, *operands: Tensor) -> bool:
     return all(operand.is_contiguous() and operand.dtype == operands[0].dtype for operand in operands)
 
 
-def block_scores(level: str, queries: Tensor, vectors: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
+class Transform(NamedTuple):
+    """What turns products into scores: factors of the classes (C,) or None, and a soft cap or None.
+
+    capped: (n, C') capped scores, which block_scores writes and dense_gradients reads; None without a cap, or if nobody
+        needs them.
+    """
+
+    factor: Tensor | None = None
+    softcap: float | None = None
+    capped: Tensor | None = None
+
+    def arguments(self, like: Tensor) -> tuple[Tensor | None, Tensor]:
+        """The factors as C reads them, and the cap, 0 for none."""
+        factor = None if self.factor is None else self.factor.to(like.dtype).contiguous()
+        return factor, torch.tensor(self.softcap or 0.0, dtype=torch.float64)
+
+
+PLAIN = Transform()
+
+
+def block_scores(
+    level: str, queries: Tensor, vectors: Tensor, bias: Tensor | None, out: Tensor, transform: Transform = PLAIN
+) -> Tensor:
     """Write the scores of queries (n, d) to out (n, C'), -inf to its padding; returns the maxima of groups of classes.
 
     Args:
         level: of which `multiplies` is true.
         queries: (n, d). vectors: (C, d). bias: (C,) or None.
         out: (n, C'), C' >= C.
+        transform: of products into scores.
     """
     (n, d), num_classes = queries.shape, vectors.shape[0]
     tops = out.new_empty(n, -(-num_classes // GROUP))
     given = None if bias is None else bias.to(out.dtype).contiguous()
-    arguments = queries, n, d, vectors, given, num_classes, out, out.shape[1], tops
+    factor, cap = transform.arguments(out)
+    arguments = queries, n, d, vectors, factor, given, cap, num_classes, out, out.shape[1], transform.capped, tops
     call(level, "block_scores", out, *arguments, threads=True)
     return tops
 
@@ -95,6 +121,7 @@ def dense_gradients(
     grad_vectors: Tensor | None,
     grad_bias: Tensor | None,
     wants_product: bool,
+    transform: Transform = PLAIN,
 ) -> Tensor | None:
     """Both products with rows g (n, C') of a table in one pass: grad_vectors += g' queries, and g vectors (n, d).
 
@@ -109,12 +136,15 @@ def dense_gradients(
         queries: (n, d), with these factors in them; with grad_vectors.
         grad_vectors: (C, d). grad_bias: (C,).
         wants_product: whether g vectors is wanted.
+        transform: of products into scores: the table then holds the gradient of scores.
     """
     num_classes, d = vectors.shape
     product = vectors.new_empty(len(scale), d) if wants_product else None
     sizes = len(scale), table.stride(0), num_classes
     results = product, grad_vectors, grad_bias, gradient_chunks(num_classes, d)
-    call(level, "dense_gradients", table, table, places, *sizes, queries, scale, d, vectors, *results, threads=True)
+    factor, cap = transform.arguments(table)
+    operands = queries, scale, d, vectors, factor, transform.capped, cap
+    call(level, "dense_gradients", table, table, places, *sizes, *operands, *results, threads=True)
     return product
 
 
@@ -144,6 +174,7 @@ def chain_gradient(
     capped: Tensor | None,
     softcap: float | None,
     num_classes: int,
+    packed_alone: bool = False,
 ) -> None:
     """Turn the gradient of scores into that of products, in place. See `Scoring.chain`.
 
@@ -152,11 +183,13 @@ def chain_gradient(
         count: (n,) as in `Mixed`, or None where all rows are dense.
         places: (n,) the rows of `capped` that the rows of the table are; None for all of them in order.
         scale: (C,) or None. capped: (rows, C') or None.
+        packed_alone: whether dense rows are left as they are.
     """
     cap = torch.tensor(softcap or 0.0, dtype=torch.float64)
     factor = None if scale is None else scale.to(table.dtype).contiguous()
     sizes = len(table), table.stride(0), num_classes
-    call(level, "chain_gradient", table, table, *sizes, count, places, factor, capped, cap, threads=True)
+    more = count, places, factor, capped, cap, int(packed_alone)
+    call(level, "chain_gradient", table, table, *sizes, *more, threads=True)
 
 
 # Kernels -----------------------------------------------------------------------------------------

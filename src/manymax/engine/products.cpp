@@ -8,6 +8,7 @@
 // Which sums are added up in which order depends on the sizes alone, up to 8 threads, and not on the number of threads.
 
 #include "rows.h"
+#include "scoring.h"
 
 namespace {
 
@@ -157,11 +158,13 @@ inline T finish_group(T* s, const T* bias) {
   return most;
 }
 
-// scores[r, c] = input[r] . vectors[c] + bias[c], -inf in the padding, and the maximum of each group of classes in
-// `tops`, +inf where a score is nan. The padding of a row ends at the end of its last group, or before.
+// scores[r, c] = input[r] . vectors[c] factor[c] + bias[c], -inf in the padding, and the maximum of each group of classes
+// in `tops`, +inf where a score is nan. The padding of a row ends at the end of its last group, or before. With a cap
+// above 0 scores are capped, and a copy of them goes to `capped`. What is null is left out.
 template <typename T>
-void all_scores(const T* input, int64_t n, int64_t d, const T* vectors, const T* bias, int64_t classes, T* scores,
-                int64_t stride, T* tops, int threads) {
+void all_scores(const T* input, int64_t n, int64_t d, const T* vectors, const T* factor, const T* bias, double cap,
+                int64_t classes, T* scores, int64_t stride, T* capped, T* tops, int threads) {
+  const T height = static_cast<T>(cap), inverse = static_cast<T>(cap > 0 ? 1 / cap : 0);
   const int64_t groups = (classes + GROUP - 1) / GROUP;
   // Some groups at a time, whose rows of scores are one page of memory; fewer where threads would have too little to
   // share.
@@ -180,6 +183,17 @@ void all_scores(const T* input, int64_t n, int64_t d, const T* vectors, const T*
         const int64_t first = g * GROUP, size = std::min(GROUP, classes - first);
         for (int64_t c = 0; c < GROUP; c += PANEL<T>)
           transpose(vectors + (first + c) * d, std::clamp<int64_t>(size - c, 0, PANEL<T>), d, panels.data() + c * d);
+        if (factor) {
+          // On the class vectors, which all rows of the block share: n times fewer numbers than scores.
+          for (int64_t c = 0; c < size; c += PANEL<T>) {
+            const int64_t some = std::min(PANEL<T>, size - c);
+            for (int64_t i = 0; i < d; ++i) {
+              T* const row = panels.data() + c * d + i * PANEL<T>;
+#pragma omp simd
+              for (int64_t k = 0; k < some; ++k) row[k] *= factor[first + c + k];
+            }
+          }
+        }
         // The vectors of the next group are fetched from memory a few at a time, while this group is computed.
         const char* next = reinterpret_cast<const char*>(vectors + (first + GROUP) * d);
         const char* const last = reinterpret_cast<const char*>(vectors + std::min(classes, first + 2 * GROUP) * d);
@@ -188,8 +202,19 @@ void all_scores(const T* input, int64_t n, int64_t d, const T* vectors, const T*
         const bool whole = size == GROUP;
         const T* const added = !whole ? last_bias : bias ? bias + first : nullptr;
         const auto finish = [&](int64_t r, T* s, int64_t step) {
-          for (int64_t m = 0; m < std::min(ROWS, n - r); ++m)
-            tops[(r + m) * groups + g] = finish_group(s + m * step, added);
+          for (int64_t m = 0; m < std::min(ROWS, n - r); ++m) {
+            T* const group = s + m * step;
+            const T* more = added;
+            if (cap > 0) {
+              if (added)
+#pragma omp simd
+                for (int64_t c = 0; c < GROUP; ++c) group[c] += added[c];
+              more = nullptr;
+              cap_scores(group, GROUP, height, inverse);
+              if (capped) std::copy_n(group, whole ? GROUP : stride - first, capped + (r + m) * stride + first);
+            }
+            tops[(r + m) * groups + g] = finish_group(group, more);
+          }
         };
         for (int64_t r = 0; r < n; r += ROWS) {
           for (int64_t k = 0; k < lines && next < last; ++k, next += CACHE_LINE) __builtin_prefetch(next);
@@ -239,11 +264,13 @@ void lay_out(const T* table, int64_t rows, int64_t d, int64_t start, T* panel) {
 //
 // for those of the three that are not null. Row r of g is row places[r] of the table, or row r if there are none. The
 // queries have the factors of their rows in them. `chunks` is the number of sums over classes of which each product is
-// the sum.
+// the sum. With `factor`, (classes,), and the capped scores of the table's rows, g is what is in the table times the
+// factors of the classes and the slopes of the cap: the gradient of products from that of scores.
 template <typename T>
 void all_gradients(const T* table, const int64_t* places, int64_t n, int64_t stride, int64_t classes, const T* queries,
-                   const T* scale, int64_t d, const T* vectors, T* product, T* grad_vectors, T* grad_bias,
-                   int64_t chunks, int threads) {
+                   const T* scale, int64_t d, const T* vectors, const T* factor, const T* capped, double cap,
+                   T* product, T* grad_vectors, T* grad_bias, int64_t chunks, int threads) {
+  const T inverse = static_cast<T>(cap > 0 ? 1 / cap : 0);
   const int64_t wide = (d + PANEL<T> - 1) / PANEL<T> * PANEL<T>;  // d and what fills the last panel
   const int64_t chunk = ((classes + chunks - 1) / chunks + TILE - 1) / TILE * TILE;
   Buffer<T> sums(product ? chunks * n * wide : 0), laid_out(grad_vectors ? n * wide : 0);
@@ -263,13 +290,18 @@ void all_gradients(const T* table, const int64_t* places, int64_t n, int64_t str
           const int64_t rows = std::min(TILE_ROWS, n - begin);
           for (int64_t r = 0; r < rows; ++r) {
             const int64_t place = places ? places[begin + r] : begin + r;
-            std::copy_n(table + place * stride + first, size, tile.data() + r * TILE);
+            T* const g = tile.data() + r * TILE;
+            std::copy_n(table + place * stride + first, size, g);
+            if (capped) times_slope(g, capped + place * stride + first, size, inverse);
+            if (factor)
+#pragma omp simd
+              for (int64_t c = 0; c < size; ++c) g[c] *= factor[first + c];
           }
           if (grad_bias)
             for (int64_t r = 0; r < rows; ++r) {
-              const T factor = scale[begin + r];
+              const T of_row = scale[begin + r];
 #pragma omp simd
-              for (int64_t c = 0; c < size; ++c) grad_bias[first + c] += factor * tile[r * TILE + c];
+              for (int64_t c = 0; c < size; ++c) grad_bias[first + c] += of_row * tile[r * TILE + c];
             }
           for (int64_t start = 0; start < d; start += PANEL<T>) {
             const int64_t left = std::min(PANEL<T>, d - start), columns = columns_from<T>(start, d);
@@ -282,11 +314,11 @@ void all_gradients(const T* table, const int64_t* places, int64_t n, int64_t str
                        sum + start * n + begin * width, width, true);
             }
             if (!grad_vectors) continue;
-            const T* const factor = laid_out.data() + start * n + begin * width;
+            const T* const right = laid_out.data() + start * n + begin * width;
             if (left == width) {
-              multiply(tile.data(), size, 1, TILE, factor, columns, rows, grad_vectors + first * d + start, d, true);
+              multiply(tile.data(), size, 1, TILE, right, columns, rows, grad_vectors + first * d + start, d, true);
             } else {
-              multiply(tile.data(), size, 1, TILE, factor, columns, rows, panel.data(), width, false);
+              multiply(tile.data(), size, 1, TILE, right, columns, rows, panel.data(), width, false);
               for (int64_t c = 0; c < size; ++c)
                 for (int64_t i = 0; i < left; ++i) grad_vectors[(first + c) * d + start + i] += panel[c * width + i];
             }
@@ -315,15 +347,17 @@ void all_gradients(const T* table, const int64_t* places, int64_t n, int64_t str
 
 // C functions for ctypes, one per precision; arguments as engine/native.py passes them.
 #define EXPORT(T, SUFFIX)                                                                                              \
-  NATIVE void block_scores_##SUFFIX(const T* input, int64_t n, int64_t d, const T* vectors, const T* bias,             \
-                                    int64_t classes, T* scores, int64_t stride, T* tops, int threads) {                \
-    all_scores<T>(input, n, d, vectors, bias, classes, scores, stride, tops, threads);                                 \
+  NATIVE void block_scores_##SUFFIX(const T* input, int64_t n, int64_t d, const T* vectors, const T* factor,           \
+                                    const T* bias, const double* cap, int64_t classes, T* scores, int64_t stride,      \
+                                    T* capped, T* tops, int threads) {                                                 \
+    all_scores<T>(input, n, d, vectors, factor, bias, *cap, classes, scores, stride, capped, tops, threads);           \
   }                                                                                                                    \
   NATIVE void dense_gradients_##SUFFIX(const T* table, const int64_t* places, int64_t n, int64_t stride,               \
                                        int64_t classes, const T* queries, const T* scale, int64_t d, const T* vectors, \
-                                       T* product, T* grad_vectors, T* grad_bias, int64_t chunks, int threads) {       \
-    all_gradients<T>(table, places, n, stride, classes, queries, scale, d, vectors, product, grad_vectors, grad_bias,  \
-                     chunks, threads);                                                                                 \
+                                       const T* factor, const T* capped, const double* cap, T* product,                \
+                                       T* grad_vectors, T* grad_bias, int64_t chunks, int threads) {                   \
+    all_gradients<T>(table, places, n, stride, classes, queries, scale, d, vectors, factor, capped, *cap, product,     \
+                     grad_vectors, grad_bias, chunks, threads);                                                        \
   }
 
 EXPORT(float, float32)

@@ -3,26 +3,9 @@
 // torch, where it takes a pass over the block for each of them.
 
 #include "rows.h"
+#include "scoring.h"
 
 namespace {
-
-// tanh(x). With y = -2 |x|, tanh |x| = (1 - e^y) / (1 + e^y). Near 0 the difference would lose its digits, so that
-// e^y - 1 = y + y^2 P(y) is taken from the polynomial of the exponential, where that needs no reduction of y.
-template <typename T>
-INLINE T tanh_of(T x) {
-  const T y = -2 * (x < 0 ? -x : x);
-  const T small = y + y * y * polynomial(Layout<T>::EXP, y), large = exp_of(y) - 1;
-  const T minus_one = y > T(-0.34) ? small : large;
-  const T size = -minus_one / (2 + minus_one);
-  return x < 0 ? -size : size;
-}
-
-// The derivative of the capped score s' = cap tanh(s / cap) in s.
-template <typename T>
-INLINE T slope_of(T capped, T inverse_cap) {
-  const T ratio = capped * inverse_cap;
-  return 1 - ratio * ratio;
-}
 
 // Scores in place of products: cap tanh((scale_c z_c + bias_c) / cap), with the maxima of their groups, +inf where one
 // is nan. What is null is left out; a cap of 0 is none. A masked class, whose bias is -inf, stays masked.
@@ -44,10 +27,7 @@ void finish_scores(T* scores, int64_t n, int64_t stride, int64_t classes, const 
 #pragma omp simd
         for (int64_t c = 0; c < size; ++c) s[c] += bias[first + c];
       }
-      if (cap > 0) {
-#pragma omp simd
-        for (int64_t c = 0; c < size; ++c) s[c] = s[c] > lowest ? height * tanh_of(s[c] * inverse) : s[c];
-      }
+      if (cap > 0) cap_scores(s, size, height, inverse);
       if (capped) std::copy_n(s, size, capped + r * stride + first);
       T most = lowest;
       int32_t nan = 0;
@@ -62,10 +42,11 @@ void finish_scores(T* scores, int64_t n, int64_t stride, int64_t classes, const 
 }
 
 // The gradient of the products in place of that of the scores: g_c scale_c slope_c. Rows are dense, or packed where
-// `count` is not -1; `count` may be null. Row r of the gradient is row places[r] of the capped scores, or row r.
+// `count` is not -1; `count` may be null. Row r of the gradient is row places[r] of the capped scores, or row r. Dense
+// rows are left as they are if only packed ones are asked for.
 template <typename T>
 void chain_gradient(T* table, int64_t n, int64_t stride, int64_t classes, const int64_t* count, const int64_t* places,
-                    const T* scale, const T* capped, double cap, int threads) {
+                    const T* scale, const T* capped, double cap, bool packed_alone, int threads) {
   const T inverse = static_cast<T>(cap > 0 ? 1 / cap : 0);
   for_rows(table, n, stride, classes, threads, [&](int64_t r, Row<T>& row) {
     T* const g = row.scores;
@@ -78,11 +59,8 @@ void chain_gradient(T* table, int64_t n, int64_t stride, int64_t classes, const 
       }
       return;
     }
-    // A masked class has the gradient 0, and the slope of a score of -inf must not be multiplied with it.
-    if (from) {
-#pragma omp simd
-      for (int64_t c = 0; c < classes; ++c) g[c] = g[c] != 0 ? g[c] * slope_of(from[c], inverse) : 0;
-    }
+    if (packed_alone) return;
+    if (from) times_slope(g, from, classes, inverse);
     if (scale) {
 #pragma omp simd
       for (int64_t c = 0; c < classes; ++c) g[c] *= scale[c];
@@ -100,8 +78,8 @@ void chain_gradient(T* table, int64_t n, int64_t stride, int64_t classes, const 
   }                                                                                                                    \
   NATIVE void chain_gradient_##SUFFIX(T* table, int64_t n, int64_t stride, int64_t classes, const int64_t* count,      \
                                       const int64_t* places, const T* scale, const T* capped, const double* cap,       \
-                                      int threads) {                                                                   \
-    chain_gradient(table, n, stride, classes, count, places, scale, capped, *cap, threads);                            \
+                                      int64_t packed_alone, int threads) {                                             \
+    chain_gradient(table, n, stride, classes, count, places, scale, capped, *cap, packed_alone != 0, threads);         \
   }
 
 EXPORT(float, float32)

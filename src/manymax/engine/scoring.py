@@ -18,13 +18,10 @@ from torch import Tensor
 
 from manymax.engine import native
 from manymax.engine.blocks import PIECE, Dense, Mixed, Sparse
-from manymax.engine.half import WIDENED, widened
+from manymax.engine.half import widened
 
-
-def inverse_norm(vectors: Tensor) -> Tensor:
-    """1 / |v| of vectors (..., d), (...); 1 for a zero vector, whose products are 0 whatever the factor is."""
-    norm = torch.linalg.vector_norm(vectors, dim=-1)
-    return 1 / torch.where(norm > 0, norm, 1)
+# Class vectors whose gradients are worked on at a time, so that they and their gradients stay in cache.
+IN_CACHE = 1 << 11
 
 
 def unit(vectors: Tensor) -> Tensor:
@@ -44,6 +41,7 @@ class Scoring:
     bias: (C,) or None.
     softcap: c, or None.
     level: the dispatch level of the native library that serves the call; None for plain torch.
+    has_zero: whether some class vector is zero, with `normalize`.
     """
 
     num_classes: int
@@ -51,6 +49,7 @@ class Scoring:
     bias: Tensor | None = None
     softcap: float | None = None
     level: str | None = None
+    has_zero: bool = False
 
     @classmethod
     def of(
@@ -58,13 +57,21 @@ class Scoring:
     ) -> Scoring:
         """The scoring of class vectors (C, d) with a bias (C,)."""
         wide = torch.promote_types(vectors.dtype, torch.float32)
-        scale = torch.cat([inverse_norm(part) for _, part in widened(vectors, wide)]) if normalize else None
-        return cls(vectors.shape[0], scale, bias, softcap, level)
+        if not normalize:
+            return cls(vectors.shape[0], None, bias, softcap, level)
+        norms = torch.cat([torch.linalg.vector_norm(part, dim=1) for _, part in widened(vectors, wide)])
+        # 1 for a zero vector, whose products are 0 whatever the factor is.
+        scale = 1 / torch.where(norms > 0, norms, 1)
+        return cls(vectors.shape[0], scale, bias, softcap, level, not bool(norms.all()))
 
     @property
     def plain(self) -> bool:
         """Whether a score is the product and the bias, and nothing else."""
         return self.scale is None and self.softcap is None
+
+    def transform(self, capped: Tensor | None) -> native.Transform:
+        """The same for native code, which does it where it computes products and their gradients."""
+        return native.Transform(self.scale, self.softcap, capped)
 
     def finish(self, scores: Tensor, capped: Tensor | None) -> Tensor | None:
         """Turn products into scores, in place; returns the maxima of groups of classes where native code does it.
@@ -87,6 +94,11 @@ class Scoring:
             if capped is not None:
                 capped.copy_(scores)
         return None
+
+    def chain_packed(self, part: Mixed, capped: Tensor | None) -> None:
+        """`chain` of the packed rows of a part alone."""
+        how = self.scale, capped, self.softcap, self.num_classes, True
+        native.chain_gradient(part.level, part.table, part.count, None, *how)
 
     def chain(self, part: Dense | Sparse | Mixed, capped: Tensor | None) -> Dense | Sparse | Mixed:
         """The gradient of the products from a part of that of the scores; a table is changed in place.
@@ -135,12 +147,14 @@ class Scoring:
         if self.scale is None:
             return grad
         ids, rows = (grad.indices()[0], grad.values()) if grad.is_sparse else (None, grad)
-        for start in range(0, len(rows), WIDENED):
-            part = slice(start, start + WIDENED)
+        for start in range(0, len(rows), IN_CACHE):
+            part = slice(start, start + IN_CACHE)
             chosen = part if ids is None else ids[part]
-            direction = linear_weight[chosen] * self.scale[chosen].unsqueeze(1)
-            across = rows[part] - direction * (direction * rows[part]).sum(1, keepdim=True)
-            rows[part] = torch.where(direction.any(1, keepdim=True), across, 0)  # a zero vector stays zero
+            vectors, scale = linear_weight[chosen].to(rows.dtype), self.scale[chosen].unsqueeze(1)
+            along = (vectors * rows[part]).sum(1, keepdim=True) * scale.square()
+            rows[part].addcmul_(vectors, along, value=-1)
+            if self.has_zero:  # a zero vector stays zero
+                rows[part] *= vectors.any(1, keepdim=True)
         return grad
 
     def bias_gradient(self, grad: Tensor | None) -> Tensor | None:

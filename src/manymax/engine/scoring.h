@@ -1,0 +1,43 @@
+// A soft cap s' = cap tanh(s / cap) of a score and its derivative, for loops over classes.
+
+#pragma once
+
+#include "vector_math.h"
+
+namespace {
+
+// tanh(x). With y = -2 |x|, tanh |x| = (1 - e^y) / (1 + e^y). Near 0 the difference would lose its digits, so that
+// e^y - 1 = y + y^2 P(y) is taken from the polynomial of the exponential, where that needs no reduction of y.
+template <typename T>
+INLINE T tanh_of(T x) {
+  const T y = -2 * (x < 0 ? -x : x);
+  const T small = y + y * y * polynomial(Layout<T>::EXP, y), large = exp_of(y) - 1;
+  const T minus_one = y > T(-0.34) ? small : large;
+  const T size = -minus_one / (2 + minus_one);
+  return x < 0 ? -size : size;
+}
+
+// The derivative of the capped score s' = cap tanh(s / cap) in s.
+template <typename T>
+INLINE T slope_of(T capped, T inverse_cap) {
+  const T ratio = capped * inverse_cap;
+  return 1 - ratio * ratio;
+}
+
+// The scores of some classes under a cap, in place; a masked class, -inf, stays masked.
+template <typename T>
+INLINE void cap_scores(T* s, int64_t n, T cap, T inverse_cap) {
+  constexpr T lowest = -std::numeric_limits<T>::infinity();
+#pragma omp simd
+  for (int64_t c = 0; c < n; ++c) s[c] = s[c] > lowest ? cap * tanh_of(s[c] * inverse_cap) : s[c];
+}
+
+// The gradient of the scores before the cap from that after it, in place. A masked class has the gradient 0, with which
+// the slope of a score of -inf must not be multiplied.
+template <typename T>
+INLINE void times_slope(T* g, const T* capped, int64_t n, T inverse_cap) {
+#pragma omp simd
+  for (int64_t c = 0; c < n; ++c) g[c] = g[c] != 0 ? g[c] * slope_of(capped[c], inverse_cap) : T(0);
+}
+
+}  // namespace
