@@ -304,9 +304,9 @@ def packed_rows(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     found: list[bool] = []
     real: Callable[..., Any] = manymax.engine.gradients.Gradients._add_mixed
 
-    def add(self: Any, start: int, part: Any) -> None:
+    def add(self: Any, start: int, part: Any, *more: Any) -> None:
         found.extend((part.count >= 0).tolist())
-        real(self, start, part)
+        real(self, start, part, *more)
 
     monkeypatch.setattr(manymax.engine.gradients.Gradients, "_add_mixed", add)
     return found
