@@ -10,7 +10,7 @@ from torch import Tensor
 from manymax.engine.exclude import read_listed_ids, spare_positives
 from manymax.engine.keywords import Keywords, check_num_items
 from manymax.engine.member import Member
-from manymax.engine.scoring import unit
+from manymax.engine.scoring import ScaledQueries
 from manymax.engine.statistics import OF_SCORES
 from manymax.engine.target import SoftTarget, Target
 from manymax.errors import ArgumentError, ArgumentTypeError
@@ -63,12 +63,11 @@ def scaled_queries(queries: Tensor, keywords: Keywords) -> Tensor:
     The temperature divides the products with all class vectors: on the queries that costs d numbers per row where it
     would cost C, and the gradient in it is a sum that never meets the -inf of a masked class.
     """
-    if keywords.normalize:
-        queries = unit(queries)
     temperature = keywords.temperature
-    if isinstance(temperature, Tensor):
-        return queries / temperature.to(queries.dtype).reshape(())
-    return queries if temperature == 1 else queries / temperature
+    if not keywords.normalize and not isinstance(temperature, Tensor) and temperature == 1:
+        return queries
+    divisor = torch.as_tensor(temperature, dtype=queries.dtype, device=queries.device).reshape(())
+    return ScaledQueries.apply(queries, divisor, keywords.normalize)
 
 
 def read_row_weight(keywords: Keywords, batch: torch.Size, dtype: torch.dtype) -> Tensor | None:

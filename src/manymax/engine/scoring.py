@@ -12,6 +12,7 @@ gradient of a class vector is G without its part along w, which is known when al
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,12 +25,46 @@ from manymax.engine.half import widened
 IN_CACHE = 1 << 11
 
 
-def unit(vectors: Tensor) -> Tensor:
-    """v / |v| of vectors (..., d), with gradients through the norm; a zero vector stays zero, with a gradient of 0."""
+class ScaledQueries(torch.autograd.Function):
+    """Queries divided by a temperature, and by their norms if asked to: y = q / (|q| tau).
+
+    A function of its own, because autograd would keep the quotients of both steps until the backward: two more copies
+    of the queries, which for two towers is as much as their gradients. Here the queries themselves are kept.
+    """
+
+    @staticmethod
+    def forward(queries: Tensor, temperature: Tensor, normalize: bool) -> Tensor:
+        return queries / _divisor(queries, temperature, normalize)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, bool], output: Tensor) -> None:
+        queries, temperature, ctx.normalize = inputs
+        ctx.save_for_backward(queries, temperature)
+
+    # Of operations that autograd can follow: sampled losses have second derivatives.
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        """With y = q / D, D = |q| tau: dL/dq = (g - y (y . g) tau^2) / D, and dL/dtau = -sum(y . g) / tau."""
+        queries, temperature = ctx.saved_tensors
+        divisor = _divisor(queries, temperature, ctx.normalize)
+        along = (queries * grad).sum(-1, keepdim=True) / divisor  # y . g
+        of_temperature = -along.sum() / temperature if ctx.needs_input_grad[1] else None
+        if not ctx.needs_input_grad[0]:
+            return None, of_temperature, None
+        if not ctx.normalize:
+            return grad / divisor, of_temperature, None
+        across = torch.addcmul(grad, queries, along / divisor * temperature.square(), value=-1)
+        # A zero vector stays zero, with a gradient of 0: it has no direction.
+        return across * (queries.any(-1, keepdim=True) / divisor), of_temperature, None
+
+
+def _divisor(queries: Tensor, temperature: Tensor, normalize: bool) -> Tensor:
+    """|q| tau for each query (..., d), (..., 1), with |q| = 1 for a zero vector; without norms tau, ()."""
+    if not normalize:
+        return temperature
     # The square is taken of 1 where a vector is zero: the derivative of a norm at zero is nan, chosen or not.
-    square = vectors.square().sum(-1, keepdim=True)
-    live = square > 0
-    return torch.where(live, vectors / torch.where(live, square, 1).sqrt(), 0)
+    square = queries.square().sum(-1, keepdim=True)
+    return torch.where(square > 0, square, 1).sqrt() * temperature
 
 
 @dataclass(frozen=True)
