@@ -5,7 +5,8 @@
 # make check        lint, format, types, then `make test`
 # make mutants      plant faults one by one and report which tests catch them
 # make native       compile the native kernels again if their sources have changed; `make test` does it too
-# make docs         write the generated parts of README.md and docs/
+# make site         write the documentation site to build/site
+# make docs         write the generated parts of docs/
 
 PYTHON ?= python3
 VENV := .venv
@@ -18,7 +19,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 # One thread for each of the two workers: the two levels of parallelism would only fight for the cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: study test test-all test-extras lint check mutants docs native
+.PHONY: study test test-all test-extras lint check mutants docs site native
 
 # A compiler that fails is no reason not to run a study, hence the minus sign.
 study: $(READY)
@@ -48,6 +49,10 @@ check: lint test
 mutants: $(READY)
 	$(BIN)/python tests/mutants/plant.py
 
+site: $(READY)
+	$(INSTALL) -e '.[site]'
+	$(BIN)/mkdocs build
+
 docs: native
 	$(BIN)/manymax docs
 	$(BIN)/manymax reproduction
@@ -66,5 +71,6 @@ $(READY): pyproject.toml constraints.txt
 $(EXTRAS): $(READY)
 	$(INSTALL) -e '.[track]' || echo "some packages of the extras could not be installed: their tests will be skipped"
 	$(INSTALL) --no-deps napkinxc || echo "napkinxc could not be installed: its test will be skipped"
+	$(INSTALL) -e '.[site]' || echo "the site could not be installed: its tests will be skipped"
 	$(INSTALL) -e '.[peers]' || echo "some packages of the extras could not be installed: their tests will be skipped"
 	touch $@
