@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,10 +15,10 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from manymax.cli import console as display
 from manymax.errors import ArgumentError
-from manymax.study.data.card import CARD_HEADERS, card_notes, card_rows, read_card
+from manymax.study.data.card import CARD_HEADERS, CARD_SUFFIX, card_notes, card_rows, read_card
 from manymax.study.data.download import Progress as ProgressCallback
 from manymax.study.data.download import get as fetch_all
-from manymax.study.data.load import cache
+from manymax.study.data.load import cache, data_name
 from manymax.study.data.prepare import prepare as prepare_data
 from manymax.study.data.prepare import save
 from manymax.study.data.sources import SOURCES, Source
@@ -64,7 +66,7 @@ def list_sources(json: Json = False) -> None:
     console = display.open_console()
     display.put(console, display.table(["name", "status", "presets", "what it is"], rows))
     display.put(console, f"Downloads are kept in {cache()}; set $MANYMAX_CACHE to keep them in another folder.")
-    display.put(console, "For your own data give the path of a CSV, TSV or Parquet file instead of a name.")
+    display.put(console, "For your own data give the path of a CSV, TSV, JSON lines or Parquet file instead of a name.")
 
 
 def _status(source: Source) -> str:
@@ -163,8 +165,20 @@ def prepare(
     seed: Annotated[int, typer.Option(help="Seed of the split and of planted data.")] = 0,
     columns: Annotated[
         str | None,
-        typer.Option(help="Columns of your own file: user=..,item=..,rating=..,time=..,split=..; guessed if left out."),
+        typer.Option(
+            help="Columns of your own file: user=..,item=..,rating=..,time=..,split=..,title=..; what is left out is "
+            "guessed, and none (time=none) leaves out one that would be."
+        ),
     ] = None,
+    encoding: Annotated[
+        str | None, typer.Option(help="Encoding of your own file: latin-1, cp1252, utf-16, ...; UTF-8 if left out.")
+    ] = None,
+    date_format: Annotated[
+        str | None, typer.Option(help="How your own file writes times, such as '%m/%d/%Y %H:%M'.")
+    ] = None,
+    drop_missing: Annotated[
+        bool, typer.Option("--drop-missing", help="Leave out rows without a user, an item or another value.")
+    ] = False,
     size: Annotated[
         str | None, typer.Option(help="Size of planted data: tiny, small, medium, ml-1m or USERSxITEMSxMEAN.")
     ] = None,
@@ -187,6 +201,9 @@ def prepare(
     prepared = prepare_data(
         path or name,
         columns=parse_columns(columns) if columns else None,
+        encoding=encoding,
+        date_format=date_format,
+        drop_missing=drop_missing,
         preset=preset,
         min_rating=min_rating,
         k_core=k_core,
@@ -195,7 +212,7 @@ def prepare(
         size=size,
         name=name if path else None,
     )
-    saved = save(prepared, out or _prepared_folder(prepared.interactions.name))
+    saved = save(prepared, out or _prepared_folder(prepared.interactions.name, None if path else name))
     _put_card(prepared.card, json)
     typer.echo(f"saved {saved} and its card", err=json)
 
@@ -216,14 +233,37 @@ def card(
     Examples:
       manymax data card planted
     """
-    named = _prepared_folder(SOURCES[name].name if name in SOURCES else name)
-    if not named.is_dir() and not Path(name).exists():
+    _put_card(read_card(_place_of_card(name)), json)
+
+
+def _place_of_card(name: str) -> Path:
+    """The folder or file that holds the card which is meant by a name or a path."""
+    known = SOURCES[name].name if name in SOURCES else name
+    path = Path(name)
+    if not path.is_dir() and path.exists() and not name.endswith(CARD_SUFFIX):
+        own = _prepared_folder(data_name(path), name)
+        return own if own.is_dir() and not path.with_name(f"{path.stem}{CARD_SUFFIX}").exists() else path
+    # A name may be that of a folder here and of prepared data: the latter is meant, if there is any.
+    named = _prepared_folder(known)
+    found = [named] if named.is_dir() else sorted((cache() / "prepared").glob(f"{glob.escape(known)}-{'[0-9a-f]' * 8}"))
+    if len(found) > 1:
+        cards = ", ".join(str(folder / f"{known}{CARD_SUFFIX}") for folder in found)
+        raise ArgumentError(f"several files called {known!r} have a card: give the path of one, or of a card: {cards}.")
+    if not found and not path.exists():
         raise ArgumentError(f"{name!r} has no data card yet: `manymax data prepare {name}` writes one.")
-    _put_card(read_card(named if named.is_dir() else Path(name)), json)
+    return found[0] if found else path
 
 
-def _prepared_folder(name: str) -> Path:
-    return cache() / "prepared" / name
+def _prepared_folder(name: str, data: str | None = None) -> Path:
+    """The folder in the cache for prepared data.
+
+    Args:
+        name: of the data set.
+        data: the path that it was read from, if it was: two files of one name have folders of their own.
+    """
+    own_file = data is not None and data not in SOURCES and Path(data).exists()
+    ending = f"-{hashlib.sha256(str(Path(data).resolve()).encode()).hexdigest()[:8]}" if data and own_file else ""
+    return cache() / "prepared" / f"{name}{ending}"
 
 
 def _put_card(steps: list[dict[str, Any]], json: bool) -> None:

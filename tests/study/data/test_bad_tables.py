@@ -63,14 +63,14 @@ def test_line_and_column(tmp_path: Path, content: str, message: str, packed: boo
     [
         (
             (HEADER + GOOD + "b\xe9,y,5,1,train\n").encode("latin-1"),
-            "line 3, column 'user': byte 2 .* not UTF-8 .*Latin-1",
+            "line 3, column 'user': .* not UTF-8. As latin-1 it is 'bé': --encoding latin-1",
         ),
         (
-            (HEADER + GOOD + "b,\xe9,5,1,train\n").encode("latin-1"),
-            "line 3, column 'item': byte 3 .* Save the file as UTF-8",
+            (HEADER + GOOD + "b,€,5,1,train\n").encode("cp1252"),
+            "line 3, column 'item': .* not UTF-8. As cp1252 it is '€': --encoding cp1252",
         ),
-        ("us\xe9r,item\na,b\n".encode("latin-1"), "line 1: byte 3 of the line is not UTF-8"),
-        ((HEADER + GOOD).encode("utf-16"), "line 1: byte 1 of the line is not UTF-8 .UTF-16"),
+        ("us\xe9r,item\na,b\n".encode("latin-1"), "line 1: .* not UTF-8. As latin-1 it is 'usér,item'"),
+        ((HEADER + GOOD).encode("utf-16"), "line 1: .* not UTF-8. As utf-16 it is 'user,item': --encoding utf-16"),
     ],
 )
 def test_encoding(tmp_path: Path, content: bytes, message: str) -> None:
@@ -84,7 +84,7 @@ def test_encoding(tmp_path: Path, content: bytes, message: str) -> None:
     ("columns", "message"),
     [
         ({"user": "usr"}, "own.csv, line 1: unknown column for user 'usr': did you mean 'user'"),
-        ({"usr": "user"}, "`columns` must be one of 'user', 'item', 'rating', 'time', 'split'; got 'usr'"),
+        ({"usr": "user"}, "`columns` must be one of 'user', 'item', 'rating', 'time', 'split', 'title'; got 'usr'"),
         ({"user": "1", "item": "9"}, "own.csv, line 1: `columns` says item=9, but there are 5 columns"),
         ({"user": "0", "item": "1"}, "own.csv, line 1: `columns` says user=0"),
         ({"user": "1"}, "own.csv: no column for the item among '1', '2'|own.csv, line 1: no column for the item"),

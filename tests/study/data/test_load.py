@@ -21,12 +21,12 @@ class TestLoad:
             ("ml-1n", {}, "unknown data set 'ml-1n': did you mean 'ml-1m'.* There is no file of that name either"),
             ("nowhere/a.csv", {}, "nowhere/a.csv does not exist"),
             ("a.csv", {}, "a.csv does not exist"),
-            ("planted", {"columns": {"user": "a"}}, "`columns` is for tables of your own; the columns of planted"),
+            ("planted", {"columns": {"user": "a"}}, "`columns` is for tables of your own; how planted is read"),
             ("ml-1m", {"size": "tiny"}, "`size` has a meaning for planted data only"),
             (
                 "ml-1m",
                 {"columns": {"user": "a"}},
-                "`columns` is for tables of your own; the columns of ml-1m",
+                "`columns` is for tables of your own; how ml-1m is read",
             ),
         ],
     )

@@ -54,12 +54,12 @@ class TestText:
 
     def test_ids_stay_as_they_are_written(self, tmp_path: Path) -> None:
         path = tmp_path / "a.csv"
-        path.write_text('user,item\n007,1\n7,1.0\n NA ,"a,b"\nnan,"say ""hi""\nthere"\n日本,ü\n')
+        path.write_text('user,item\n007,1\n7,1.0\n x ,"a,b"\n1e3,"say ""hi""\nthere"\n日本,ü\n')
         assert rows(read(path)) == [
             ("007", "1"),
             ("7", "1.0"),
-            (" NA ", "a,b"),
-            ("nan", 'say "hi"\nthere'),
+            (" x ", "a,b"),
+            ("1e3", 'say "hi"\nthere'),
             ("日本", "ü"),
         ]
 
@@ -162,7 +162,7 @@ class TestParquet:
                 "a.parquet, row 2, column 'user': a user id must not be empty; got nothing",
             ),
             ({"user": ["a", ""], "item": [1, 2]}, "a.parquet, row 2, column 'user'"),
-            ({"user": [1.0, 2.0], "item": [1, 2]}, "column 'user': ids must be integers or text; got double"),
+            ({"user": [1.0, 2.5], "item": [1, 2]}, "column 'user': ids must be integers or text; got 2.5 in row 2"),
             (
                 {"user": [1], "item": [1], "rating": ["good"]},
                 "row 1, column 'rating': a rating must be a number; got 'good'",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -27,12 +27,17 @@ class Batch:
             `Target`. With `every_position` (N,), one positive per entry of the history. None in evaluation.
         every_position: if true, each of the N entries of the history makes a query, row after row and without the
             padding; otherwise each row makes one query, after its last item.
+        exclude: (B, E) the items that are left out of the sums of each row, padded with -100; None for none.
+        pair_ids: shaped like the ids of the target, the place of each target in the items of the training part. It is
+            the same in every epoch. None if nobody asked for it.
     """
 
     users: Tensor
     history: Tensor | None = None
     target: Tensor | Target | None = None
     every_position: bool = False
+    exclude: Tensor | None = None
+    pair_ids: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,9 @@ def training_batches(
     chunk: int = 8,
     positions: str = "all",
     max_length: int = 20,
+    grouped: bool = True,
+    exclude: bool = False,
+    numbered: bool = False,
     generator: torch.Generator,
 ) -> Batches:
     """One epoch over the training part, in random order.
@@ -94,6 +102,10 @@ def training_batches(
             at different places in each epoch; "prefix": one row per item, with up to `max_length` items before it as
             the history.
         max_length: largest number of items of a history.
+        grouped: whether positives of one user in a batch of "pairs" share a row. Of most members the loss is the same
+            either way.
+        exclude: whether the batches list all training items of each user, for backbones without histories.
+        numbered: whether batches have `pair_ids`, for losses that keep something about each training pair.
         generator: for the order, and for the cuts of "windows".
 
     Example:
@@ -119,18 +131,43 @@ def training_batches(
         enough = "two interactions" if backbone.needs_history else "an interaction"
         raise ArgumentError(f"`split` has nothing to train on: no user has {enough} in its training part.")
     if backbone.needs_history:
-        return makers[positions](split.train, batch_size, max_length, generator)
+        return makers[positions](split.train, batch_size, max_length, numbered, generator)
     if batches == "users":
-        return _users(split.train, batch_size, generator)
-    return _pairs(split.train, batch_size, 1 if batches == "pairs" else chunk, generator)
+        made = _users(split.train, batch_size, numbered, generator)
+    else:
+        size = 1 if batches == "pairs" else chunk
+        made = _pairs(split.train, batch_size, size, grouped, numbered, generator)
+    return _with_lists(made, split.train) if exclude else made
 
 
-def _pairs(train: Lists, batch_size: int, chunk: int, generator: torch.Generator) -> Batches:
+def _with_lists(batches: Batches, train: Lists) -> Batches:
+    """The same batches; each lists the training items of its users as what their sums leave out."""
+
+    def make(rows: Tensor) -> Batch:
+        batch = batches.make(rows)
+        return replace(batch, exclude=train.padded(batch.users))
+
+    return replace(batches, make=make)
+
+
+def _grouped(train: Lists, users: Tensor, rows: Tensor, numbered: bool) -> Batch:
+    """The batch of the pairs `rows`, entries of `train.items`, whose users are `users[rows]`."""
+    if not numbered:
+        distinct, target = group_pairs(users[rows], train.items[rows])
+        return Batch(distinct, target=target)
+    distinct, target, pair_ids = group_pairs(users[rows], train.items[rows], rows)
+    return Batch(distinct, target=target, pair_ids=pair_ids)
+
+
+def _pairs(
+    train: Lists, batch_size: int, chunk: int, grouped: bool, numbered: bool, generator: torch.Generator
+) -> Batches:
     users = train.users()
 
     def make(rows: Tensor) -> Batch:
-        distinct, target = group_pairs(users[rows], train.items[rows])
-        return Batch(distinct, target=target)
+        if not grouped:
+            return Batch(users[rows], target=train.items[rows], pair_ids=rows if numbered else None)
+        return _grouped(train, users, rows, numbered)
 
     permutation = torch.randperm(users.numel(), generator=generator)
     if chunk > 1:
@@ -167,19 +204,18 @@ def _in_chunks(train: Lists, permutation: Tensor, chunk: int, generator: torch.G
     return by_user[torch.arange(count) + shift.repeat_interleave(lengths)]
 
 
-def _users(train: Lists, batch_size: int, generator: torch.Generator) -> Batches:
+def _users(train: Lists, batch_size: int, numbered: bool, generator: torch.Generator) -> Batches:
     """One row per user, with all of the user's items as positives."""
+    every_user = train.users()
 
     def make(users: Tensor) -> Batch:
-        table = train.padded(users)
-        row, column = (table != PADDING).nonzero(as_tuple=True)
-        distinct, target = group_pairs(users[row], table[row, column])
-        return Batch(distinct, target=target)
+        row, column = (train.padded(users) != PADDING).nonzero(as_tuple=True)
+        return _grouped(train, every_user, train.offsets[users[row]] + column, numbered)
 
     return Batches(_shuffled(train.lengths, batch_size, generator), make)
 
 
-def _sequences(train: Lists, batch_size: int, max_length: int, generator: torch.Generator) -> Batches:
+def _sequences(train: Lists, batch_size: int, max_length: int, numbered: bool, generator: torch.Generator) -> Batches:
     """One row per user: the latest items as the history, and each of them but the first as a target."""
 
     def make(users: Tensor) -> Batch:
@@ -187,12 +223,17 @@ def _sequences(train: Lists, batch_size: int, max_length: int, generator: torch.
         target = items[:, 1:]
         real = target != PADDING
         # The last item of a shorter list must leave the history, because it has no target: hence `where(real, ...)`.
-        return Batch(users, torch.where(real, items[:, :-1], PADDING), target[real], every_position=True)
+        batch = Batch(users, torch.where(real, items[:, :-1], PADDING), target[real], every_position=True)
+        if not numbered:
+            return batch
+        # The targets of a user are the last entries of the list.
+        first = train.offsets[users + 1] - real.sum(1)
+        return replace(batch, pair_ids=(first[:, None] + torch.arange(real.shape[1]))[real])
 
     return Batches(_shuffled((train.lengths - 1).clamp(0, max_length), batch_size, generator), make)
 
 
-def _windows(train: Lists, batch_size: int, max_length: int, generator: torch.Generator) -> Batches:
+def _windows(train: Lists, batch_size: int, max_length: int, numbered: bool, generator: torch.Generator) -> Batches:
     """One row per window: each user's targets in windows of `max_length`.
 
     The first window of a user has a random length from 1 to `max_length`, so that the cuts move from epoch to epoch.
@@ -212,12 +253,14 @@ def _windows(train: Lists, batch_size: int, max_length: int, generator: torch.Ge
         inside = columns < lengths[rows, None]
         index = torch.where(inside, starts[rows, None] + columns, 1)  # 1 and not 0, because index - 1 is read too
         history = torch.where(inside, train.items[index - 1], PADDING)
-        return Batch(owner[rows], history, train.items[index[inside]], every_position=True)
+        places = index[inside]
+        batch = Batch(owner[rows], history, train.items[places], every_position=True)
+        return replace(batch, pair_ids=places) if numbered else batch
 
     return Batches(_shuffled(lengths, batch_size, generator), make)
 
 
-def _prefixes(train: Lists, batch_size: int, max_length: int, generator: torch.Generator) -> Batches:
+def _prefixes(train: Lists, batch_size: int, max_length: int, numbered: bool, generator: torch.Generator) -> Batches:
     """One row per item that is not the first of its user: the items before it as the history, itself as the target."""
     users = train.users()
     before = torch.arange(users.numel()) - train.offsets[users]  # (n,) number of the user's items before each item
@@ -228,7 +271,8 @@ def _prefixes(train: Lists, batch_size: int, max_length: int, generator: torch.G
         columns = torch.arange(int(lengths.max()))
         inside = columns < lengths[:, None]
         index = torch.where(inside, (rows - lengths)[:, None] + columns, 0)
-        return Batch(users[rows], torch.where(inside, train.items[index], PADDING), train.items[rows])
+        history = torch.where(inside, train.items[index], PADDING)
+        return Batch(users[rows], history, train.items[rows], pair_ids=rows if numbered else None)
 
     return Batches(targets[torch.randperm(targets.numel(), generator=generator)].split(batch_size), make)
 

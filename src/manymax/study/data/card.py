@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from manymax.errors import ArgumentError
+from manymax.study.data.sources.columns import with_article
 from manymax.study.files import read_json
 
 CARD_HEADERS = ("step", "users", "items", "interactions", "sparsity")
@@ -36,6 +37,9 @@ def describe(step: Mapping[str, Any]) -> str:
         case "raw":
             size = f" {step['size']}, seed {step['seed']}" if "size" in step else ""
             return f"{step['data']}{size}, all"
+        case "missing":
+            counts = {key.removeprefix("without_"): step[key] for key in step if key.startswith("without_")}
+            return f"complete rows; {', '.join(f'{counts[role]:,} without {with_article(role)}' for role in counts)}"
         case "repeated pairs":
             return f"last of each pair, {step['removed']:,} rows removed"
         case "rating":
@@ -52,7 +56,7 @@ def describe(step: Mapping[str, Any]) -> str:
 
 def card_notes(card: Iterable[Mapping[str, Any]]) -> list[str]:
     """Remarks on the steps, for below the table."""
-    notes = [str(step["note"]) for step in card if "note" in step]
+    notes = [note for step in card if "note" in step for note in str(step["note"]).split("; ")]
     short = [step["users_in_train_only"] for step in card if "users_in_train_only" in step]
     return notes + [f"{count:,} users with fewer than 3 interactions are in training only" for count in short]
 

@@ -28,6 +28,7 @@ class Interactions:
         parts: (n,) int8 indices into `PARTS` if the source comes with a split, or None.
         name: of the data set.
         card: the data card: what was done to the data so far, a dict with `step` and its figures for each step.
+        item_titles: (C,) what the items are called, None for one without a title; None if the source has no titles.
     """
 
     users: Tensor
@@ -39,6 +40,7 @@ class Interactions:
     parts: Tensor | None = None
     name: str = ""
     card: tuple[dict[str, Any], ...] = ()
+    item_titles: np.ndarray[Any, Any] | None = None
 
     @property
     def num_users(self) -> int:
@@ -54,13 +56,14 @@ class Interactions:
         return self.users.numel()
 
     def counts(self) -> dict[str, Any]:
-        """The numbers of users, items and interactions, and the sparsity 1 - n / (U C)."""
-        cells = self.num_users * self.num_items
+        """The numbers of users, items and interactions, and the sparsity: 1 - distinct pairs / (U C)."""
+        # A pair may be repeated: with all rows in place of distinct pairs the sparsity could be negative.
+        cells, pairs = self.num_users * self.num_items, (self.users * self.num_items + self.items).unique().numel()
         return {
             "users": self.num_users,
             "items": self.num_items,
             "interactions": len(self),
-            "sparsity": round(1 - len(self) / cells, 6) if cells else 1.0,
+            "sparsity": round(1 - pairs / cells, 6) if cells else 1.0,
         }
 
     def with_step(self, step: str, **figures: Any) -> Interactions:
@@ -69,16 +72,18 @@ class Interactions:
 
     def rows(self, keep: Tensor) -> Interactions:
         """The rows where `keep` (n,) is true. Users and items without rows are dropped, and the others renumbered."""
-        users, user_ids = _renumber(self.users[keep], self.user_ids)
-        items, item_ids = _renumber(self.items[keep], self.item_ids)
+        users, used_users = _renumber(self.users[keep], self.num_users)
+        items, used_items = _renumber(self.items[keep], self.num_items)
         ratings, times, parts = (None if t is None else t[keep] for t in (self.ratings, self.times, self.parts))
-        return Interactions(users, items, user_ids, item_ids, ratings, times, parts, self.name, self.card)
+        titles = None if self.item_titles is None else self.item_titles[used_items]
+        ids = self.user_ids[used_users], self.item_ids[used_items]
+        return Interactions(users, items, *ids, ratings, times, parts, self.name, self.card, titles)
 
 
-def _renumber(numbers: Tensor, ids: np.ndarray[Any, Any]) -> tuple[Tensor, np.ndarray[Any, Any]]:
-    """New numbers without gaps, in the same order, and their ids."""
-    used = numbers.bincount(minlength=len(ids)) > 0
-    return (used.cumsum(0) - 1)[numbers], ids[used.numpy()]
+def _renumber(numbers: Tensor, count: int) -> tuple[Tensor, np.ndarray[Any, Any]]:
+    """New numbers without gaps, in the same order, and which of the old numbers are used, (count,) bool."""
+    used = numbers.bincount(minlength=count) > 0
+    return (used.cumsum(0) - 1)[numbers], used.numpy()
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,9 @@ def prepare(
     data: str | Path = "planted",
     *,
     columns: Mapping[str, str] | None = None,
+    encoding: str | None = None,
+    date_format: str | None = None,
+    drop_missing: bool = False,
     preset: str | None = None,
     min_rating: float | None = None,
     k_core: int | None = None,
@@ -53,13 +56,18 @@ def prepare(
 ) -> Prepared:
     """Read a data set, filter it and split it.
 
-    The filters are, in this order: the last row of each (user, item) pair, interactions with rating >= `min_rating`,
-    the k-core.
+    The filters are, in this order: rows in which no value is missing, interactions with rating >= `min_rating`, the
+    last row of each (user, item) pair, the k-core. Pairs come after ratings so that an item that was bought and given
+    back, a row with a negative rating, is still known to have been bought.
 
     Args:
         data: a name (`manymax data list` shows them) or a path.
         columns: names of the columns of your own file, {"user": ..., "item": ..., "rating": ..., "time": ...,
-            "split": ...}; those that are not given are guessed.
+            "split": ..., "title": ...}; those that are not given are guessed, and "none" leaves out one that is.
+        encoding: of the text of your own file, such as "latin-1"; None for UTF-8.
+        date_format: how times are written in your own file, such as "%m/%d/%Y %H:%M" (the letters are those of
+            `datetime.strptime`); None for numbers and ISO dates.
+        drop_missing: leave out rows in which a value is missing, instead of an error; the card counts them.
         preset: "paper-table" or "paper-text": the filters that give the numbers of the paper's table, or those that its
             text describes. `min_rating` and `k_core` take precedence over it.
         min_rating: keep interactions with at least this rating.
@@ -76,13 +84,24 @@ def prepare(
     >>> prepared.split.num_users, prepared.truth.probs(torch.tensor([0, 1])).shape[0]
     (200, 2)
     """
-    loaded = load(data, columns=columns, seed=seed, size=size, name=name, folder=folder)
+    loaded = load(
+        data,
+        columns=columns,
+        encoding=encoding,
+        date_format=date_format,
+        drop_missing=drop_missing,
+        seed=seed,
+        size=size,
+        name=name,
+        folder=folder,
+    )
     filters = loaded.filters(preset)
     min_rating = filters.min_rating if min_rating is None else min_rating
     k_core = filters.k_core if k_core is None else k_core
-    kept = last_of_each_pair(loaded.interactions)
+    kept = loaded.interactions
     if min_rating is not None:
         kept = rated(kept, min_rating)
+    kept = last_of_each_pair(kept)
     if k_core is not None:
         kept = core(kept, k_core)
     if not len(kept):
@@ -104,6 +123,8 @@ def save(prepared: Prepared, folder: Path) -> Path:
     columns |= {
         name: values.numpy() for name, values in (("rating", kept.ratings), ("time", kept.times)) if values is not None
     }
+    if kept.item_titles is not None:
+        columns["item_title"] = pa.array(kept.item_titles[kept.items.numpy()], pa.large_string())
     split = pa.DictionaryArray.from_arrays(kept.parts.numpy(), list(PARTS))
     path = folder / f"{kept.name}.parquet"
     try:

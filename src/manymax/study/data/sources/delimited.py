@@ -15,17 +15,21 @@ import math
 import zlib
 from collections.abc import Generator, Mapping, Sequence
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
 from manymax.errors import ArgumentError
-from manymax.study.data.sources.columns import PART_NAMES, Columns, complaint
+from manymax.study.data.sources.columns import PART_NAMES, Columns, complaint, offer, ways_to_read
+from manymax.study.data.sources.times import moment
+from manymax.study.data.sources.values import MISSING_WORDS
 
 BYTES_PER_CHUNK = 1 << 24  # bytes that pyarrow parses at a time; a line must be shorter
 SEPARATOR_NAMES = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}  # in the order in which they are tried
+EXCERPT = 20  # bytes of a long text that an error message shows
 UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # first bytes of a file in UTF-16
 
 UNREADABLE = (OSError, EOFError, zlib.error)  # errors for a file that is damaged, cut off or cannot be opened
@@ -34,6 +38,24 @@ UNREADABLE = (OSError, EOFError, zlib.error)  # errors for a file that is damage
 def open_bytes(path: Path) -> BinaryIO:
     """Open a file for reading; a file whose name ends in .gz is decompressed."""
     return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
+
+
+def text_lines(content: Path | bytes, file: str, encoding: str | None = None) -> Generator[str, None, None]:
+    """The lines of a text, each with its line end.
+
+    Args:
+        content: a path (.gz is decompressed), or the bytes themselves.
+        file: the name of the file for messages.
+        encoding: of the text. None for UTF-8: bytes that are none are then kept as surrogates, because they may be in
+            columns that nobody reads; `is_utf8` and `not_utf8` take a text that has some.
+    """
+    name, errors = (encoding, "strict") if encoding else ("utf-8-sig", "surrogateescape")
+    raw = open_bytes(content) if isinstance(content, Path) else io.BytesIO(content)
+    with raw, io.TextIOWrapper(raw, name, errors, newline="\n") as lines:
+        try:
+            yield from lines
+        except UnicodeError as error:
+            raise ArgumentError(f"{file} is not in `encoding` {encoding}: {error}.") from None
 
 
 def read_delimited(
@@ -45,6 +67,8 @@ def read_delimited(
     *,
     skip: int = 0,
     quoted: bool = True,
+    encoding: str | None = None,
+    date_format: str | None = None,
 ) -> Columns:
     """Read some columns of a text.
 
@@ -56,28 +80,38 @@ def read_delimited(
         columns: {role: name of its column} of the columns to read.
         skip: number of lines before the first interaction; 1 if the file has a line of names.
         quoted: whether a value may stand in double quotes, with separators and line ends inside.
+        encoding: of the text; None for UTF-8.
+        date_format: how times are written, in the letters of `datetime.strptime`; None for numbers and ISO dates.
 
     Raises:
         ArgumentError: the text is wrong; the error names the file, the line and the column.
     """
-    text = LineChecker(content, file, separator, list(header), dict(columns), skip, quoted)
-    types = {name: pa.large_string() for role, name in columns.items() if role in ("user", "item", "split")}
+    text = LineChecker(content, file, separator, list(header), dict(columns), skip, quoted, encoding, date_format)
+    types = {name: pa.large_string() for role, name in columns.items() if role not in ("rating", "time")}
     types |= {name: pa.float64() for role, name in columns.items() if role == "rating"}
+    if date_format is not None and "time" in columns:  # what it would be taken for otherwise: 20101201 is a number
+        types[columns["time"]] = pa.large_string()
     try:
         with pa.input_stream(str(content) if isinstance(content, Path) else pa.BufferReader(content)) as stream:
             table = arrow_csv.read_csv(
                 stream,
-                arrow_csv.ReadOptions(column_names=text.header, skip_rows=skip, block_size=BYTES_PER_CHUNK),
+                arrow_csv.ReadOptions(
+                    column_names=text.header, skip_rows=skip, block_size=BYTES_PER_CHUNK, encoding=encoding or "utf8"
+                ),
                 arrow_csv.ParseOptions(
                     delimiter=separator, quote_char='"' if quoted else False, newlines_in_values=quoted
                 ),
-                arrow_csv.ConvertOptions(column_types=types, include_columns=list(dict.fromkeys(columns.values()))),
+                arrow_csv.ConvertOptions(
+                    column_types=types,
+                    include_columns=list(dict.fromkeys(columns.values())),
+                    null_values=MISSING_WORDS,
+                ),
             )
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         text.explain()
         raise ArgumentError(f"{file} cannot be read: {error}") from None
     arrays = {role: table.column(name) for role, name in columns.items()}
-    return Columns(arrays, text.columns, file, text.explain)
+    return Columns(arrays, text.columns, file, text.explain, date_format=date_format)
 
 
 class LineChecker:
@@ -95,65 +129,87 @@ class LineChecker:
         columns: dict[str, str],
         skip: int,
         quoted: bool,
+        encoding: str | None = None,
+        date_format: str | None = None,
     ) -> None:
         self.content, self.file, self.separator, self.header = content, file, separator, header
         self.columns, self.skip, self.quoted = columns, skip, quoted
+        self.encoding, self.date_format = encoding, date_format
         self.kind_of_time: str | None = None
 
-    def explain(self) -> None:
+    def explain(self, allow_missing: bool = True) -> None:
         """Raise an `ArgumentError` for the first fault; return if there is none."""
-        with contextlib.closing(self._lines()) as lines:  # closes the file also if a fault is found in its middle
+        # Closed also if a fault is found in its middle.
+        with contextlib.closing(text_lines(self.content, self.file, self.encoding)) as lines:
             reader = csv.reader(
                 lines, delimiter=self.separator, quoting=csv.QUOTE_MINIMAL if self.quoted else csv.QUOTE_NONE
             )
             try:
                 for number, fields in enumerate(reader):
                     if number >= self.skip and fields:
-                        self._check(reader.line_num, fields)
+                        self._check(reader, fields, allow_missing)
             except csv.Error as error:
                 self._fail(reader.line_num, f"{error}.")
             except UNREADABLE as error:
                 raise ArgumentError(f"{self.file} cannot be read: {error}. Is it complete?") from None
 
-    def _check(self, line: int, fields: list[str]) -> None:
+    def _check(self, reader: Any, fields: list[str], allow_missing: bool) -> None:
+        line = reader.line_num
         if len(fields) != len(self.header):
             self._fail(line, f"expected {len(self.header)} columns, got {len(fields)}.")
         for role, name in self.columns.items():
-            value = fields[self.header.index(name)]
-            if not self._fits(role, value):
-                self._fail(line, complaint(role, value), name)
+            place = self.header.index(name)
+            value = fields[place]
+            if not is_utf8(value):
+                self._fail(line, not_utf8(value), name)
+            fits = allow_missing if value.strip() in MISSING_WORDS else self._fits(role, value)
+            if not fits and role == "time" and self.date_format is None and self.kind_of_time is None:
+                others = (each[place] for each in reader if len(each) > place)
+                self._fail(line, f"{complaint(role, value)} {ways_to_read(chain([value], others))}", name)
+            if not fits and role != "title":
+                self._fail(line, complaint(role, value, self.date_format), name)
 
     def _fits(self, role: str, value: str) -> bool:
+        if role == "time" and self.date_format is not None:
+            return moment(value, self.date_format) is not None
         if role == "time":
             kind = "number" if is_number(value) else "date" if is_date(value) else None
             self.kind_of_time = self.kind_of_time or kind  # the first line decides; the others must be of its kind
             return kind is not None and kind == self.kind_of_time
         if role == "rating":
             return is_number(value)
-        return value.lower() in PART_NAMES if role == "split" else value != ""
-
-    def _lines(self) -> Generator[str, None, None]:
-        stream = open_bytes(self.content) if isinstance(self.content, Path) else io.BytesIO(self.content)
-        with stream:
-            for number, line in enumerate(stream, 1):
-                try:
-                    yield line.decode("utf-8-sig" if number == 1 else "utf-8")
-                except UnicodeDecodeError as error:
-                    self._fail(number, not_utf8(line, error), self._column(line, error.start))
-
-    def _column(self, line: bytes, place: int) -> str | None:
-        index = line[:place].count(self.separator.encode())
-        return self.header[index] if index < len(self.header) else None
+        return value.lower() in PART_NAMES if role == "split" else True
 
     def _fail(self, line: int, what: str, column: str | None = None) -> None:
         place = f"{self.file}, line {line}" + (f", column {column!r}" if column is not None else "")
         raise ArgumentError(f"{place}: {what}")
 
 
-def not_utf8(line: bytes, error: UnicodeDecodeError) -> str:
-    """The message for a line that is not UTF-8, with a guess of what it is."""
-    guess = "UTF-16" if line.startswith(UTF16_MARKS) else "perhaps Latin-1"
-    return f"byte {error.start + 1} of the line is not UTF-8 ({guess}). Save the file as UTF-8."
+def is_utf8(text: str) -> bool:
+    """Whether a text of `text_lines` was UTF-8 in the file."""
+    return text.isascii() or not any(map(_is_surrogate, text))
+
+
+def _is_surrogate(letter: str) -> bool:
+    return "\udc80" <= letter <= "\udcff"
+
+
+def not_utf8(text: str) -> str:
+    """The message for a text of `text_lines` that is not UTF-8, with a guess of what it is.
+
+    >>> print(not_utf8(bytes([99, 97, 102, 233]).decode("utf-8", "surrogateescape")))
+    b'caf\\xe9' is not UTF-8. As latin-1 it is 'café': --encoding latin-1 (in a study: --set encoding=latin-1).
+    """
+    place = next(index for index, letter in enumerate(text) if _is_surrogate(letter))
+    raw, part = (
+        each.encode("utf-8", "surrogateescape")
+        for each in (text, text[max(0, place - EXCERPT // 2) : place + EXCERPT // 2])
+    )
+    if raw.startswith(UTF16_MARKS):
+        guess, part = "utf-16", raw[:EXCERPT]
+    else:  # these bytes are control characters in Latin-1, and quotation marks and the euro in Windows' variant of it
+        guess = "cp1252" if any(0x80 <= byte < 0xA0 for byte in raw) else "latin-1"
+    return f"{part!r} is not UTF-8. As {guess} it is {part.decode(guess, 'replace')!r}: {offer('encoding', guess)}."
 
 
 def is_number(value: str) -> bool:
