@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import zlib
 from dataclasses import dataclass, field
@@ -60,7 +61,8 @@ def write_tensors(path: Path, tensors: Tensors, about: dict[str, Any]) -> None:
     A checksum of the tensors is added to `about`: safetensors itself would read changed bytes without an error.
     """
     contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    text = json.dumps(about | {"crc32": _checksum(contiguous)})
+    about = json.loads(json.dumps(about)) | {"crc32": _checksum(contiguous)}  # as a reader will see it
+    text = json.dumps(about | {"sealed": _seal(contiguous, about)})
     with atomic_write(path) as partial:
         # One metadata entry that holds all of `about`: safetensors writes several entries in a random order, and equal
         # runs should leave equal files.
@@ -84,7 +86,8 @@ def read_tensors(path: Path, kind: str) -> tuple[Tensors, dict[str, Any]]:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {})["about"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-        if about["crc32"] != _checksum(tensors):
+        sealed = about.pop("sealed", None)  # files of version 0.1.0 have a checksum of their tensors alone
+        if about["crc32"] != _checksum(tensors) or sealed not in (None, _seal(tensors, about)):
             raise ValueError("its checksum does not match its content")
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise ManymaxError(f"{path} is not a {kind} of manymax, or it is damaged ({error}).") from None
@@ -97,6 +100,12 @@ def _checksum(tensors: Tensors) -> str:
     for name in sorted(tensors):
         total = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, total)
     return f"{total:08x}"
+
+
+def _seal(tensors: Tensors, about: dict[str, Any]) -> str:
+    """SHA-256 of all but the numbers, which `crc32` is the checksum of: names, dtypes and shapes, and `about`."""
+    layout = [[name, str(tensor.dtype), list(tensor.shape)] for name, tensor in sorted(tensors.items())]
+    return hashlib.sha256(json.dumps([layout, about], sort_keys=True).encode()).hexdigest()
 
 
 def prefixed(prefix: str, tensors: Tensors) -> Tensors:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ try:
 except ImportError:  # Windows has no advisory locks: there the caller must start one process at a time
     fcntl = None  # type: ignore[assignment]
 
+CHECKSUM = "checksum"  # the entry of a JSON object that holds the checksum of the others
 LOCK = ".lock"  # name of the file in a folder that `locked` locks; it is never deleted
 
 
@@ -91,6 +93,44 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ManymaxError(f"{path} cannot be read: {error}. Remove it to begin again.") from None
+
+
+def file_checksum(path: Path) -> str:
+    """SHA-256 of the content of a file, in hex digits."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while part := file.read(1 << 20):
+            digest.update(part)
+    return digest.hexdigest()
+
+
+def _seal(content: Mapping[str, Any]) -> str:
+    """SHA-256 of what a JSON object says, however it is laid out."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON object with a checksum of itself, as the last of its entries."""
+    read_again = json.loads(json.dumps(content, allow_nan=False))  # as a reader will see it
+    write_json(path, {**read_again, CHECKSUM: _seal(read_again)})
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """The content of a file of `write_sealed`, or of a JSON object of version 0.1.0, which has no checksum.
+
+    Raises:
+        ManymaxError: the file is no JSON object, or not what was written.
+    """
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise ManymaxError(f"{path} cannot be read: it holds no JSON object. Remove it to begin again.")
+    checksum = content.pop(CHECKSUM, None)
+    if checksum is not None and checksum != _seal(content):
+        raise ManymaxError(
+            f"{path} is damaged: its checksum does not match its content. Get it back from a copy, or remove it to"
+            " begin again."
+        )
+    return content
 
 
 @contextlib.contextmanager

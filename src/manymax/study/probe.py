@@ -24,7 +24,7 @@ from manymax.engine.member import Member
 from manymax.members import BASELINE
 from manymax.study.data.batches import Batch
 from manymax.study.evaluate import known_lists
-from manymax.study.files import write_json
+from manymax.study.files import write_sealed
 from manymax.study.records import PROBE
 from manymax.study.run import load_model
 from manymax.study.run_head import own_keywords
@@ -47,7 +47,7 @@ def probe(folder: Path) -> None:
         content = _measure(folder)
     except Exception as error:  # the run is finished and good: an error in these measurements must not fail it
         content = {"error": f"{type(error).__name__}: {error}"}
-    write_json(folder / PROBE, content)
+    write_sealed(folder / PROBE, content)
 
 
 def _measure(folder: Path) -> dict[str, Any]:
