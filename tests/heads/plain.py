@@ -89,7 +89,12 @@ CASES = list(make_cases())
 needs_library = pytest.mark.skipif(not native_library.available(), reason="no native library: run `make native`")
 CASES += [
     pytest.param(HeadCase(FAMILY[name], setting, backend="native"), id=f"{name}-native", marks=needs_library)
-    for name, setting in (("sparsemax", {}), ("entmax", {"alpha": 1.5}), ("rankmax", {}))
+    for name, setting in (
+        ("sparsemax", {}),
+        ("entmax", {"alpha": 1.5}),
+        ("rankmax", {}),
+        ("psl", {"activation": "relu", "tau": 0.4}),
+    )
 ]
 
 

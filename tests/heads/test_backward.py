@@ -15,6 +15,7 @@ from manymax.heads import head_class, head_function
 from tests.heads.plain import (
     CASES,
     DIM,
+    KINDS,
     HeadCase,
     Problem,
     agree,
@@ -171,6 +172,32 @@ def test_a_second_backward_works_if_asked_for(case: HeadCase, reduction: str, sp
     agree([gradient.to_dense() for gradient in third], kept, 0.0)
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_what_a_backward_reads_may_not_change_before_it(case: HeadCase) -> None:
+    """As in torch: an error, or the gradient at the values of the forward; never a gradient in between."""
+    smoothing = 0.25 if case.takes("ids", 0.25) else 0.0
+    grouped = manymax.group_pairs(torch.arange(12).repeat(2), torch.arange(24))[1]
+    targets = {kind: make_target(kind, 12, num_classes=40) for kind in KINDS if case.takes(kind)} | {"grouped": grouped}
+    for kind, target in targets.items():
+        weight = torch.linspace(0.5, 1.5, 40, dtype=torch.float64)
+        memory = [target.ids, target.weights] if isinstance(target, manymax.Target) else [target]
+        for changed in [*memory, weight]:
+            problem = make_problem(12, num_classes=40)
+            options = {"reduction": "none", "weight": weight if changed is weight or kind == "ids" else None}
+            options["label_smoothing"] = smoothing if changed is weight else 0.0
+            expected = raw_gradients(case, problem.leaves(), target, **options)
+            leaves = problem.leaves()
+            value, before = case.head(leaves, target, **options), changed.clone()
+            changed.copy_(changed.flip(0))
+            try:
+                actual = torch.autograd.grad(value, leaves.parts(), upstream(value))
+            except RuntimeError as error:
+                assert "modified by an inplace operation" in str(error)  # noqa: PT017
+            else:
+                agree(list(actual), expected, 1e-12, kind)
+            changed.copy_(before)
+
+
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("case", BLOCKED)
 def test_second_derivatives_are_refused(case: HeadCase, reduction: str) -> None:
@@ -297,11 +324,12 @@ def test_bf16_matmuls_change_the_loss_by_less_than_1e_4(case: HeadCase) -> None:
     expected = value_and_gradients(case.head, problem.leaves(torch.float32), target)
     actual = value_and_gradients(case.head, problem.leaves(torch.float32), target, options={"matmul": "bf16"})
     assert actual[0] != expected[0]
-    few = case.member.name in ("sparsemax", "entmax") and case.setting.get("alpha", 2) > 1
+    few = case.member.joint or (case.member.name in ("sparsemax", "entmax") and case.setting.get("alpha", 2) > 1)
     assert abs(actual[0] / expected[0] - 1) < (3e-4 if few else 1e-4)
     for ours, theirs in zip(actual[1:], expected[1:], strict=True):
         assert ours.dtype == torch.float32
-        assert (ours - theirs).norm() < 0.05 * theirs.norm()  # rankmax's gradient jumps at its cuts
+        # Rankmax's gradient jumps at its cuts, and that of a loss of ranks wherever two scores change places.
+        assert (ours - theirs).norm() < (0.25 if case.member.joint else 0.05) * theirs.norm()
 
 
 # The same in every run ---------------------------------------------------------------------------

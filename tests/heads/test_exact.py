@@ -271,7 +271,7 @@ def test_without_gradients_the_value_is_the_same(case: HeadCase) -> None:
         agree([value], [case.plain(problem, target, reduction=reduction)], TOLERANCE[torch.float64])
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [case for case in CASES if case.values[0].member.held is None])
 def test_gradients_by_differences(case: HeadCase) -> None:
     """At scores near those of `make_problem`, which may be at a kink of sparsemax or at a cut of rankmax themselves."""
     random = torch.Generator().manual_seed(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -50,6 +51,18 @@ def test_an_offset_from_the_queries_costs_no_digits(case: HeadCase) -> None:
             target = make_target(kind, 12, num_classes=301)
             options = {"label_smoothing": label_smoothing, "reduction": "none"}
             agree([case.head(narrow, target, **options)], [case.plain(problem, target, **options)], 1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_padding_beside_a_masked_class_and_full_smoothing(case: HeadCase) -> None:
+    """No positive has a weight of its own then, and padding points at class 0, whose score is -inf."""
+    weight, bias = torch.tensor([[0.0], [1.0], [2.0]]).double(), torch.tensor([-torch.inf, 0, 0]).double()
+    problem = Problem(torch.ones(1, 1).double(), weight, bias)
+    if case.takes("ids", 1.0):
+        for backend in ("auto", "torch"):
+            for target in (torch.tensor([[1, -100]]), torch.tensor([[1, 2, -100]])):
+                for given in ({"label_smoothing": 1.0}, {"label_smoothing": 0.5, "weight": torch.tensor([1.0, 0, 1])}):
+                    compare(replace(case, backend=backend), problem, target, reduction="none", **given)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -43,7 +43,8 @@ def largest_of_a_step(case: HeadCase, problem: Problem, target: Any, **options: 
     with Largest() as largest:
         value = case.head(leaves, target, **options)
         grads = torch.autograd.grad(value, leaves.parts(), upstream(value))
-    agree([value.detach(), *(grad.to_dense() for grad in grads)], expected, 1e-5)
+    unit = max(1.0, float(problem.input.abs().max()))
+    agree([value.detach(), *(grad.to_dense() for grad in grads)], expected, 1e-5, unit=unit)
     return largest
 
 

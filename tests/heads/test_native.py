@@ -37,12 +37,15 @@ MEMBERS: dict[str, tuple[str, dict[str, Any]]] = {
     "sparsemax": ("sparsemax", {}),
     **{f"entmax-{alpha}": ("entmax", {"alpha": alpha}) for alpha in (1.01, 1.1, 1.3, 1.5, 1.7)},
     "rankmax": ("rankmax", {}),
+    "lambdaloss": ("lambda_loss", {"variant": "lambdaloss", "k": 5}),
+    "lambdarank": ("lambda_loss", {"variant": "lambdarank", "k": 0}),
 }
 BACKENDS = ("torch", *(f"native-{level}" for level in native_library.levels_here()))
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 ROWS = 25
 SCALES = (1 / 512, 1 / 8, 1.0, 4.0, 16.0)  # of the rows in turn: supports from all classes to one
 
+JOINT = [label for label, (name, _) in MEMBERS.items() if FAMILY[name].joint]  # a loss of all positives of a row
 every_member = pytest.mark.parametrize("label", MEMBERS)
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
@@ -149,7 +152,7 @@ def plain_pairs(label: str) -> tuple[Tensor, Tensor, list[Tensor]]:
 
 
 @every_backend
-@every_member
+@pytest.mark.parametrize("label", [label for label in MEMBERS if label not in JOINT])
 def test_grouped_pairs(label: str, backend: str) -> None:
     """Without a bias; one row has all scores equal."""
     rows, classes, plain = plain_pairs(label)
@@ -174,7 +177,7 @@ def test_long_vectors(label: str, backend: str) -> None:
 @pytest.mark.parametrize("most", [2, 31, 33, 90])
 @every_dtype
 @every_backend
-@pytest.mark.parametrize("label", ["rankmax", "sparsemax", "entmax-1.3"])
+@pytest.mark.parametrize("label", ["rankmax", "sparsemax", "entmax-1.3", *JOINT])
 def test_many_positives(label: str, backend: str, dtype: torch.dtype, most: int) -> None:
     """Up to 32 of a row take a pass each in rankmax; where most of them are outside of a support, it is one no more."""
     target, plain = plain_many(label, most)
@@ -313,7 +316,7 @@ def packed_rows(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 @needs_library
-@pytest.mark.parametrize("label", [label for label in MEMBERS if label not in ("softmax", "entmax-1.01")])
+@pytest.mark.parametrize("label", [label for label in MEMBERS if label not in ("softmax", "entmax-1.01", *JOINT)])
 def test_rows_of_both_kinds_are_tested(label: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the tests above would cover one of the two ways to hold a gradient."""
     found = packed_rows(monkeypatch)

@@ -255,6 +255,10 @@ def test_learnable_log_z() -> None:
     module(problem.input.detach().float(), target).backward()
     assert module.log_z.grad is not None
     assert module.log_z.grad != 0
+    for shared in (False, True):  # a batch without positives gives it a gradient too, as to every other parameter
+        module = manymax.LinearNCELoss(6, C, learnable=True, shared=shared)
+        module(torch.zeros(2, 6), torch.full((2,), -100)).backward()
+        assert all(torch.equal(p.grad, torch.zeros_like(p)) for p in module.parameters())
 
 
 # Gradients of the touched rows -------------------------------------------------------------------

@@ -18,6 +18,12 @@ from manymax.samplers import UniformSampler
 ROWS, CLASSES, DIM, NEGATIVES = 5, 37, 4, 12
 SAMPLED = [m for m in (*FAMILY.values(), *REFERENCE_LOSSES.values()) if m.kind == "sampled"]
 PARTITION = {"correction": "partition", "hit_policy": "keep"}
+CORRECTED = {"correction": "corrected_logq"}
+# Members with settings, named by the member or by the setting.
+SETTINGS: dict[str, tuple[Any, dict[str, Any]]] = {
+    **{member.name: (member, {}) for member in SAMPLED},
+    CORRECTED["correction"]: (FAMILY["sampled_softmax"], CORRECTED),
+}
 CASES: dict[str, dict[str, Any]] = {
     "temperature": {"temperature": torch.tensor(0.6, dtype=torch.float64)},
     "normalize": {"normalize": True, "temperature": 0.3},
@@ -76,14 +82,21 @@ def reference(member: Any, problem: Problem, given: dict[str, Any], shared: bool
         more = problem.negatives[n] if "negatives" in given else torch.empty(0, dtype=torch.long)
         more = more[(more >= 0) & (more != y)]
         listed |= torch.isin(ids, problem.negatives[n]) if "negatives" in given else False
+        counted = log_q
+        if settings == CORRECTED:  # the draws that are no hits, and their distribution
+            listed |= ids == y
+            counted += math.log(float((ids != y).double().mean())) - math.log(1 - 1 / CLASSES)
         negative = torch.where(listed, -torch.inf, negative)
         negative = torch.cat([negative, scores[n, more]])
         if given.get("decoupled") or "z_loss" in given:
-            logits = torch.cat([negative[:NEGATIVES] - log_q - math.log(NEGATIVES), negative[NEGATIVES:]])
+            logits = torch.cat([negative[:NEGATIVES] - counted - math.log(NEGATIVES), negative[NEGATIVES:]])
             every = logits if given.get("decoupled") else torch.cat([logits, scores[n, y : y + 1]])
-            loss = every.logsumexp(0) - scores[n, y] + given.get("z_loss", 0.0) * every.logsumexp(0) ** 2
+            loss = every.logsumexp(0) - scores[n, y]
+            if settings == CORRECTED and not given.get("decoupled"):
+                loss = in_doubt(logits.logsumexp(0) - scores[n, y])
+            loss = loss + given.get("z_loss", 0.0) * every.logsumexp(0) ** 2
         else:
-            each = torch.full((len(negative),), log_q, dtype=torch.float64)
+            each = torch.full((len(negative),), counted, dtype=torch.float64)
             each[NEGATIVES:] = -math.log(NEGATIVES)  # a given negative counts once: k q = 1
             loss = plain_loss(member, scores[n, y], negative, log_q, each, settings)
         losses.append(loss * (given["row_weight"][n] if "row_weight" in given else 1.0))
@@ -93,6 +106,8 @@ def reference(member: Any, problem: Problem, given: dict[str, Any], shared: bool
 
 def plain_loss(member: Any, positive: Tensor, negative: Tensor, log_q: float, each: Tensor, settings: Any) -> Tensor:
     """The plain loss of one positive and its negatives, of which the first `NEGATIVES` are draws."""
+    if settings == CORRECTED:
+        return in_doubt((negative - each - math.log(NEGATIVES)).logsumexp(0) - positive)
     if member.name == "sampled_softmax":
         # c = s - log(k q), where the number of draws is not the number of columns.
         logits = negative - each - (math.log(NEGATIVES) if settings.get("correction") == "partition" else 0.0)
@@ -102,10 +117,18 @@ def plain_loss(member: Any, positive: Tensor, negative: Tensor, log_q: float, ea
         own = positive - math.log(CLASSES) - math.log(NEGATIVES) - log_q
         others = negative - math.log(CLASSES) - math.log(NEGATIVES) - each
         return softplus(-own) + softplus(others).sum()
+    if member.name == "gbce":  # a sum, and k is the number of draws
+        weight = 1 - 0.75 * (1 - NEGATIVES / (CLASSES - 1))
+        return weight * softplus(-positive) + softplus(negative).sum()
     # Means over the negatives: each given one weighs 1 / k, as a draw does.
     own = softplus(-positive) if member.name == "bce" else 0.0
     loss = member.loss(positive.unsqueeze(0), negative.unsqueeze(0), **settings).squeeze()
     return own + (loss - own) * len(negative) / NEGATIVES
+
+
+def in_doubt(difference: Tensor) -> Tensor:
+    """(1 - P_y) (log Z' - s_y) of log Z' - s_y, with the weight held constant."""
+    return difference.detach().sigmoid() * difference
 
 
 def generator() -> torch.Generator:
@@ -114,11 +137,12 @@ def generator() -> torch.Generator:
 
 @pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("member", SAMPLED, ids=lambda member: member.name)
-def test_every_keyword(member: Any, case: str, shared: bool) -> None:
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_keyword(name: str, case: str, shared: bool) -> None:
     problem, given = Problem(), dict(CASES[case])
+    member, settings = SETTINGS[name]
     needs_partition = any(name in given for name in ("decoupled", "z_loss"))
-    settings = PARTITION if needs_partition and member.log_partition else {}
+    settings = settings or (PARTITION if needs_partition and member.log_partition else {})
     for name in ("exclude", "negatives"):
         if name in given:
             given[name] = getattr(problem, name)

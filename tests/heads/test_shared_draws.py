@@ -28,6 +28,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("sampled_softmax", {"correction": "none"}),
     ("sampled_softmax", {"correction": "partition"}),
     ("sampled_softmax", {"correction": "partition", "debias": "jackknife"}),
+    ("sampled_softmax", {"correction": "corrected_logq"}),
     ("nce", {"log_z": 0.5, "hit_policy": "mask"}),
 ]
 
@@ -66,15 +67,14 @@ def whole_table(loss: str, setting: dict[str, Any], tensors: list[Tensor], targe
     scores = queries @ vectors.T + bias
     positive, negative = scores[rows, classes], scores[rows][:, draw.ids]
     log_q_positive, log_q = draw.log_q_target, draw.log_q.expand(negative.shape)
-    if draw.source_row is not None:
-        own = draw.source_row == rows.unsqueeze(1)
-        negative = torch.where(own, -torch.inf, negative)
-        shift = (1 - own.double().mean(1)).log()
-        log_q_positive, log_q = log_q_positive + shift, log_q + shift.unsqueeze(1)
-    kernel = FAMILY[loss].needed("kernel")(**setting)
-    if kernel.masks_hits:
-        negative = torch.where(draw.ids == classes.unsqueeze(1), -torch.inf, negative)
-    losses = kernel.rows(SampledScores(positive, negative, log_q_positive, log_q, len(draw.ids), ALONE))
+    kernel, hits = FAMILY[loss].needed("kernel")(**setting), draw.ids == classes.unsqueeze(1)
+    own = torch.zeros_like(hits) if draw.source_row is None else draw.source_row == rows.unsqueeze(1)
+    shift = (1 - (own | hits if kernel.misses else own).double().mean(1)).log()
+    if kernel.misses:
+        shift = shift - (1 - log_q_positive.exp()).log()
+    log_q_positive, log_q = log_q_positive + shift, log_q + shift.unsqueeze(1)
+    negative = torch.where(own | hits if kernel.masks_hits else own, -torch.inf, negative)
+    losses = kernel.rows(SampledScores(positive, negative, log_q_positive, log_q, len(draw.ids), CLASSES, ALONE))
     return torch.zeros(ROWS, dtype=scores.dtype).index_add(0, rows, losses)
 
 

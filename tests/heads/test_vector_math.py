@@ -1,4 +1,4 @@
-"""The exponential and the logarithms of engine/vector_math.h, compiled for each level that runs here.
+"""The exponential, the logarithms and the arctangent of engine/vector_math.h, compiled for each level that runs here.
 
 The libraries do not offer these functions, so that a small library is compiled that does. Errors are counted in units
 in the last place of the result, against mpmath.
@@ -39,6 +39,8 @@ EXPORT(float, log)
 EXPORT(double, log)
 EXPORT(float, log1p)
 EXPORT(double, log1p)
+EXPORT(float, atan)
+EXPORT(double, atan)
 """
 LEVELS = [level for level in levels_of(native_library.platform.machine()) if level.name in native_library.levels_here()]
 DTYPES = {"float": torch.float32, "double": torch.float64}
@@ -47,7 +49,7 @@ Function = Callable[[str, Tensor], Tensor]
 
 @pytest.fixture(scope="module", params=LEVELS, ids=lambda level: level.name)
 def function(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Function:
-    """Calls one of the three functions, by its name, on a tensor."""
+    """Calls one of the functions, by its name, on a tensor."""
     if not COMPILER:
         pytest.skip("no C++ compiler")
     folder = tmp_path_factory.mktemp("vector_math")
@@ -99,11 +101,12 @@ def test_errors_are_a_few_units_in_the_last_place(function: Function, dtype: tor
         "exp": torch.cat([share * lowest * 0.999, -small, -share, around(*halves, dtype=dtype)]),
         "log": torch.cat([normal, share + 0.5, around(0.5**0.5, 2**0.5, 1.0, 2.0, finfo.tiny * 4, dtype=dtype)]),
         "log1p": torch.cat([-small, -share * (1 - 1e-6), small, around(-0.5, -0.29289321881, -1e-3, dtype=dtype)]),
+        "atan": torch.cat([-small, 1 / small, 8 * share - 4, around(-(2**0.5) - 1, 2**0.5 - 1, 1.0, dtype=dtype)]),
     }
     for name, x in points.items():
         exact = [getattr(mp, name)(mp.mpf(value)) for value in x.tolist()]
         worst = units(function(name, x), exact)
-        assert worst < (3 if name == "log1p" else 2), (name, worst)
+        assert worst < (3 if name in ("log1p", "atan") else 2), (name, worst)
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
@@ -114,3 +117,6 @@ def test_ends_are_exact(function: Function, dtype: torch.dtype) -> None:
     one, zero = torch.ones(9, dtype=dtype), torch.zeros(9, dtype=dtype)
     assert (function("log", one) == 0).all()
     assert (function("log1p", zero) == 0).all()
+    half_pi = function("atan", torch.tensor([torch.inf, -torch.inf] * 5, dtype=dtype)).abs()
+    assert (half_pi == torch.tensor(torch.pi / 2, dtype=dtype)).all()
+    assert (function("atan", zero) == 0).all()

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from manymax import FAMILY
+from manymax.ops.topk import kth_largest
 
 DIM = 5
 KEYS = ("queries", "documents", "hard", "log_q", "temperature", "bias")
@@ -45,6 +46,12 @@ def left_out(ids: Tensor | None, groups: Tensor | None, rows: int, columns: int)
 
 def slow_scores(batch: dict[str, Any], normalize: bool) -> tuple[Tensor, Tensor]:
     """Scores of queries and all candidates (N, C), and of documents and queries (N, N), with masks as -inf."""
+    (scores, masked), (back, masked_back) = slow_tables(batch, normalize)
+    return scores.masked_fill(masked, -torch.inf), back.masked_fill(masked_back, -torch.inf)
+
+
+def slow_tables(batch: dict[str, Any], normalize: bool) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """The same scores without masks, each with its mask."""
     queries, documents = batch["queries"].double(), batch["documents"].double()
     vectors = documents if batch.get("hard") is None else torch.cat([documents, batch["hard"].double()])
     if normalize:
@@ -54,17 +61,23 @@ def slow_scores(batch: dict[str, Any], normalize: bool) -> tuple[Tensor, Tensor]
     if batch.get("log_q") is not None:
         scores = scores - batch["log_q"]
     masked = left_out(batch.get("ids"), batch.get("groups"), *scores.shape)
-    return scores.masked_fill(masked, -torch.inf), back.masked_fill(masked[:, :count].T, -torch.inf)
+    return (scores, masked), (back, masked[:, :count].T)
 
 
 def slow_in_batch(
     batch: dict[str, Any], member: str, normalize: bool = False, symmetric: bool = False, **settings: Any
 ) -> Tensor:
     """The losses of the queries (N,)."""
-    scores, back = slow_scores(batch, normalize)
-    target, loss = torch.arange(len(scores)), FAMILY[member].loss
-    losses = loss(scores, target, reduction="none", **settings)
-    return (losses + loss(back, target, reduction="none", **settings)) / 2 if symmetric else losses
+
+    def losses(scores: Tensor, masked: Tensor) -> Tensor:
+        given = dict(settings)
+        if FAMILY[member].bounded:  # its list has all candidates, those that are no negatives too
+            given["bound"] = kth_largest(scores, settings.get("k", FAMILY[member].setting("k").default)).squeeze(1)
+        target = torch.arange(len(scores))
+        return FAMILY[member].loss(scores.masked_fill(masked, -torch.inf), target, reduction="none", **given)
+
+    forth, back = slow_tables(batch, normalize)
+    return (losses(*forth) + losses(*back)) / 2 if symmetric else losses(*forth)
 
 
 def slow_siglip(batch: dict[str, Any], normalize: bool = False) -> Tensor:

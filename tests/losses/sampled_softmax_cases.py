@@ -17,8 +17,11 @@ from manymax import FAMILY, sampled_softmax_loss
 FACTS = FAMILY["sampled_softmax"].facts
 PLAIN = [(correction, policy, None) for correction in ("none", "logq", "partition") for policy in ("keep", "mask")]
 DEBIASED = [("partition", policy, debias) for policy in ("keep", "mask") for debias in ("delta", "jackknife")]
-VARIANTS = PLAIN + DEBIASED
+DERIVED = PLAIN + DEBIASED  # whose gradient is the derivative of the loss
+WEIGHTED = ("corrected_logq", "mask", None)  # whose gradient holds a weight constant
+VARIANTS = [*DERIVED, WEIGHTED]
 each_variant = pytest.mark.parametrize(("correction", "policy", "debias"), VARIANTS)
+each_derived = pytest.mark.parametrize(("correction", "policy", "debias"), DERIVED)
 
 
 def load_benchmark(name: str) -> ModuleType:

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 
+import manymax
 from manymax import ArgumentError, ArgumentTypeError, NCELoss, nce_loss
+from manymax.samplers import UniformSampler
 from tests.losses.nce_cases import FACTS, IDS, TARGET, Q, each_policy, hessian, loss_of_classes, loss_on_draws, sample
 
 mp = mpmath.mp.clone()
@@ -326,3 +328,17 @@ def test_noise_must_be_given(name: str) -> None:
 def test_a_module_refuses_at_once(option: str, value: str) -> None:
     with pytest.raises(ArgumentError, match=f"`{option}`"):
         NCELoss(**{option: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_log_z_that_is_no_number_is_refused(bad: float) -> None:
+    scores, q = (torch.zeros(2), torch.zeros(2, 3)), {"log_q_positive": -1.0, "log_q_negative": -1.0}
+    for log_z in (bad, torch.tensor(bad), torch.tensor([0.0, bad])):
+        with pytest.raises(ArgumentError, match="`log_z` must be finite"):
+            nce_loss(*scores, log_z=log_z, **q)
+    vectors, sampler = (torch.zeros(2, 2), torch.zeros(5, 2), torch.tensor([0, 1])), UniformSampler(5)
+    with pytest.raises(ArgumentError, match="`log_z` must be finite"):
+        manymax.linear_nce_loss(*vectors, sampler, 3, log_z=torch.tensor(bad))
+    for module in (lambda: NCELoss(log_z=bad), lambda: manymax.LinearNCELoss(2, 5, log_z=bad)):
+        with pytest.raises(ArgumentError, match="`log_z` must be a"):
+            module()

@@ -141,7 +141,7 @@ def test_normalized_is_a_squared_distance(
     row = torch.tensor([*scores, *[-INF] * masked], dtype=torch.float64)
     many_hot = torch.zeros(size + masked, dtype=torch.bool).index_fill(0, torch.tensor(positives), True)
     t = many_hot / many_hot.sum().double()
-    target = {"ids": torch.tensor(positives), "bool": many_hot, "float": t}[kind]
+    target = {"ids": torch.tensor([*positives, -100]), "bool": many_hot, "float": t}[kind]
     live = row > -INF
     mixed = (1 - smoothing) * t + smoothing * live / size
     expected = size / 2 * (rg(row) - mixed).square().sum()

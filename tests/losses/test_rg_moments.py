@@ -186,3 +186,11 @@ def test_the_head_gives_targets_and_class_weights_the_gradient_of_the_plain_loss
     plain = torch.autograd.grad(manymax.rg_loss(input @ vectors.T, rows, **options), leaves)
     for actual, expected in zip(by_head, plain, strict=True):
         torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_moments_of_vectors_that_are_no_numbers_are_refused(bad: float) -> None:
+    with pytest.raises(ArgumentError, match="`linear_weight` must be finite"):
+        class_moments(torch.tensor([[1.0, bad], [0.0, 0.0]]))
+    with pytest.raises(ArgumentError, match="`input` must be finite"):
+        rg_log_partition_from_moments(torch.tensor([[1.0, bad]]), class_moments(torch.ones(2, 2)))

@@ -22,6 +22,7 @@ from tests.losses.sampled_softmax_cases import (
     TARGET,
     VARIANTS,
     Q,
+    each_derived,
     each_variant,
     hessian,
     loss_of_classes,
@@ -36,11 +37,28 @@ Number = Any  # mpmath has no types
 
 
 def high_precision_loss(
-    scores: list[Number], target: int, ids: list[int], log_q: list[float], variant: tuple[str, str, str | None]
+    scores: list[Number],
+    target: int,
+    ids: list[int],
+    log_q: list[float],
+    variant: tuple[str, str, str | None],
+    held: list[Number] | None = None,
 ) -> Number:
-    """The loss by its definition; k counts all draws, masked ones included."""
+    """The loss by its definition; k counts all draws, masked ones included. Weights are those of the scores `held`."""
     correction, policy, debias = variant
     k = len(ids)
+    if correction == "corrected_logq":
+        misses = [j for j in ids if j != target]
+        if not misses:
+            return mp.mpf(0)
+
+        def sum_of_others(s: list[Number]) -> Number:
+            q = [mp.exp(value) for value in log_q]
+            return mp.fsum(mp.exp(s[j]) / q[j] for j in misses) * (1 - q[target]) / len(misses)
+
+        base = scores if held is None else held
+        weight = sum_of_others(base) / (mp.exp(base[target]) + sum_of_others(base))
+        return weight * (mp.log(sum_of_others(scores)) - scores[target])
     first = mp.exp(scores[target])
     if correction == "logq":
         first /= mp.exp(log_q[target])
@@ -65,7 +83,7 @@ def high_precision_gradient(scores: list[Number], *draws: Any) -> list[Number]:
     """The gradient of `high_precision_loss` in the scores, by numerical differentiation."""
 
     def along(i: int) -> Number:
-        return mp.diff(lambda x: high_precision_loss([*scores[:i], x, *scores[i + 1 :]], *draws), scores[i])
+        return mp.diff(lambda x: high_precision_loss([*scores[:i], x, *scores[i + 1 :]], *draws, scores), scores[i])
 
     return [along(i) for i in range(len(scores))]
 
@@ -153,7 +171,7 @@ def test_nothing_left_but_the_positive(correction: str, policy: str, debias: str
     assert all((gradient.abs() <= 1e-15).all() for gradient in gradients)
 
 
-@each_variant
+@each_derived
 def test_a_negative_at_minus_infinity_is_a_masked_hit(
     correction: str, policy: str, debias: str | None, seed: int
 ) -> None:
@@ -258,7 +276,7 @@ def loss_on_draws(
     return loss
 
 
-@each_variant
+@each_derived
 @pytest.mark.parametrize("num_negatives", [2, 4])
 def test_derivatives_by_finite_differences(
     correction: str, policy: str, debias: str | None, num_negatives: int
@@ -269,7 +287,7 @@ def test_derivatives_by_finite_differences(
     assert gradgradcheck(loss, (positive, negative))
 
 
-@each_variant
+@each_derived
 def test_derivatives_where_terms_tie(correction: str, policy: str, debias: str | None) -> None:
     _, _, draws = sample()
     equal = torch.zeros(3, dtype=torch.float64, requires_grad=True), torch.zeros(3, 4).double().requires_grad_()

@@ -55,6 +55,10 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"correction": "partition", "debias": "jacknife"}, ArgumentError, "`debias`.*Did you mean 'jackknife'"),
     ({"correction": "logq", "debias": "delta"}, ArgumentError, "`debias`.*'logq'"),
     ({"correction": "none", "debias": "jackknife"}, ArgumentError, "`debias`.*'none'"),
+    ({"log_q_positive": None, "correction": "corrected_logq"}, ArgumentError, "corrected_logq.*`log_q_positive`"),
+    ({"hits": None, "correction": "corrected_logq"}, ArgumentError, "`hits`"),
+    ({"hit_policy": "keep", "correction": "corrected_logq"}, ArgumentError, "`hit_policy='keep'`.*contradict"),
+    ({"correction": "corrected_logq", "debias": "delta"}, ArgumentError, "`debias`.*'corrected_logq'"),
     (
         {"correction": "partition", "debias": "delta", "negative": torch.zeros(2, 1), "hits": torch.ones(2, 1).bool()},
         ArgumentError,
@@ -76,6 +80,7 @@ def test_bad_input(changes: dict[str, Any], error: type[Exception], message: str
         ({"reduction": "average"}, "`reduction`"),
         ({"hit_policy": "drop"}, "`hit_policy`"),
         ({"debias": "delta"}, "`debias`"),
+        ({"hit_policy": "keep", "correction": "corrected_logq"}, "`hit_policy='keep'`"),
         ({"correction": "partition", "debias": "twice"}, "`debias`"),
     ],
 )

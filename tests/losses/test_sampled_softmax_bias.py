@@ -216,3 +216,18 @@ def test_what_the_page_says_of_the_rule() -> None:
 def test_page_has_what_the_script_computes() -> None:
     text = bias.PAGE.read_text(encoding="utf-8")
     assert bias.with_tables(text) == text, "run `python benchmarks/bias.py`"
+
+
+def test_what_the_page_says_of_gradients() -> None:
+    """Noise above bias for every estimate but the default, which has the largest bias; labels that stand for y ~ P."""
+    rows = [line.split(" | ") for line in bias.gradient_table((5, 50)).splitlines()[2:]]
+    for row in rows:
+        numbers = [float(cell.split(" ")[0]) for cell in row[2:]]
+        own = {other[1]: float(other[2].split(" ")[0]) for other in rows if other[0] == row[0]}
+        assert max(own.values()) == own["logq"]
+        assert row[1] == "logq" or all(numbers[i] < numbers[i + 1] for i in (0, 2))
+    probs = bias.delta_pairs()["Zipf 1, uniform"][0]
+    labels, weights = bias.labels_of(probs)
+    assert float(weights.sum()) == pytest.approx(8)
+    below = torch.cat([torch.zeros(1), probs.cumsum(0)])
+    assert all(below[y] <= (i + 0.5) / 8 <= below[y + 1] for i, y in enumerate(labels.tolist()))

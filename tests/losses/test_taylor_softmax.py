@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -9,7 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import manymax
 from manymax import ArgumentError, TaylorSoftmaxLoss, softmax, taylor_softmax, taylor_softmax_loss
+from manymax.members.taylor_softmax.loss import MOST_ORDER, taylor_exp
 from tests import high_precision
 from tests.exact import INF, normal
 
@@ -113,3 +117,20 @@ def test_an_overflow_is_an_error_and_not_an_infinity() -> None:
 
 def test_repr_of_the_module_shows_the_order() -> None:
     assert "order=4" in repr(TaylorSoftmaxLoss(4))
+
+
+def test_orders_that_lose_their_digits_are_refused() -> None:
+    """An order of a billion would also take hours, for what is softmax."""
+    for call in (
+        lambda: TaylorSoftmaxLoss(order=10**9),
+        lambda: taylor_softmax(torch.zeros(3), order=32),
+        lambda: manymax.LinearTaylorSoftmaxLoss(2, 3, order=10**9),
+        lambda: manymax.linear_taylor_softmax_loss(torch.zeros(1, 2), torch.zeros(3, 2), torch.tensor([0]), order=32),
+    ):
+        with pytest.raises(ArgumentError, match=r"`order` must be an even integer in \[2, 30\]"):
+            call()
+    # At the last order that is taken a float64 keeps nine digits at the least value of the polynomial.
+    scores = torch.linspace(-12, 0, 500, dtype=torch.float64)
+    for number, found in zip(scores.tolist(), taylor_exp(scores, MOST_ORDER).tolist(), strict=True):
+        terms = [Fraction(number) ** k / math.factorial(k) for k in range(MOST_ORDER + 1)]
+        assert abs(found / float(sum(terms)) - 1) < 1e-8

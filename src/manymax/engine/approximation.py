@@ -125,3 +125,75 @@ class Variant:
     trained: bool = True
     masked: bool = True
     uniform: bool = True
+
+
+@dataclass(frozen=True)
+class GradientCase:
+    """One row on which the gradient of a sampled loss is compared with that of the softmax loss, P - e_y.
+
+    scores, log_q: (C,) float64. label: y. num_negatives: k.
+    """
+
+    scores: Tensor
+    log_q: Tensor
+    label: int
+    num_negatives: int
+
+    @property
+    def probs(self) -> Tensor:
+        """P, the softmax of the scores, (C,)."""
+        return self.scores.softmax(-1)
+
+    @property
+    def exact(self) -> Tensor:
+        """P - e_y, (C,)."""
+        gradient = self.probs
+        gradient[self.label] -= 1
+        return gradient
+
+
+@dataclass(frozen=True)
+class RatioOfSums:
+    """A gradient for the Delta method: at j != y the draws of j over (a + all draws), at y minus the sum of these.
+
+    first: a, the weight of the positive.
+    weights: (C,) what a draw of a class adds.
+    q: (C,) the distribution of a draw.
+    draws: their number, or its mean.
+    gamma: share of a step in the sum below the line, which is a moving average; 1 for the step's own sum.
+    drift: by how much the score of the positive rises from step to step, beside all others. Relative to the positive,
+        the sums of earlier steps were larger by exp(drift) for each step.
+    """
+
+    first: float
+    weights: Tensor
+    q: Tensor
+    draws: float
+    gamma: float = 1.0
+    drift: float = 0.0
+
+    def past(self, steps: int) -> Tensor:
+        """(steps,) what a draw of each step counts below the line: its share in the average, grown; the last first."""
+        back = torch.arange(steps, dtype=torch.float64)
+        shares = self.gamma * (1 - self.gamma) ** back
+        shares[-1] /= self.gamma  # an average begins as the first sum
+        return shares * (self.drift * back).exp()
+
+
+@dataclass(frozen=True)
+class GradientEstimator:
+    """A sampled estimate of the gradient of the softmax loss in the scores, as one row of a table.
+
+    name: in the table.
+    gradients: from a case and what was drawn, ids (D, steps, k), to D estimates (D, C).
+    ratio: from a case to the form in which the Delta method predicts it.
+    mixture: from a case to ratios of which it is one, with the chance of each, where the number of draws in the ratio
+        is random; None where it is always `ratio`. What the chances leave to 1 is a gradient of 0.
+    steps: how many steps of k draws one estimate is made from: all but the last one feed an average.
+    """
+
+    name: str
+    gradients: Callable[[GradientCase, Tensor], Tensor]
+    ratio: Callable[[GradientCase], RatioOfSums]
+    mixture: Callable[[GradientCase], list[tuple[float, RatioOfSums]]] | None = None
+    steps: int = 1

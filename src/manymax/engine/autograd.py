@@ -165,9 +165,10 @@ class BlockRows(torch.autograd.Function):
         enabled: bool,
     ) -> Tensor | tuple[Tensor, ...]:
         if enabled and any(ctx.needs_input_grad):
-            # Saved by autograd, which then refuses a backward after one of them was changed in place.
-            ctx.save_for_backward(input, linear_weight, linear_bias)
-            ctx.target, ctx.kernel, ctx.keywords, ctx.shards = target, kernel, keywords, shards
+            # Saved by autograd, which then refuses a backward after one of them was changed in place. Targets and
+            # class weights may be the caller's own memory, and a kernel reads its setting.
+            ctx.save_for_backward(input, linear_weight, linear_bias, setting, *target.tensors())
+            ctx.kernel, ctx.keywords, ctx.shards = kernel, keywords, shards
         plain = replace(target, coefficient=None)  # tells kernels to skip the gradient
         nothing = False, False, False
         losses, *_, stats = run(input, linear_weight, linear_bias, plain, kernel, keywords, shards, nothing)
@@ -176,8 +177,9 @@ class BlockRows(torch.autograd.Function):
     @staticmethod
     @refuse_second_derivatives
     def backward(ctx: Any, grad: Tensor, *unused: Tensor) -> tuple[Tensor | None, ...]:
-        input, linear_weight, linear_bias = ctx.saved_tensors
-        queries, target = input, replace(ctx.target, coefficient=ctx.target.factor * grad)
+        input, linear_weight, linear_bias, _, *saved = ctx.saved_tensors
+        target = RowTarget(*saved)
+        queries, target = input, replace(target, coefficient=target.factor * grad)
         # A row whose factor from above is 0, such as one that was masked out of a sum, has the gradient 0.
         kept = rows_with_factor(target.factor, ctx.shards.ranks)
         if kept is not None:

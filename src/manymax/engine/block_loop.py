@@ -14,6 +14,7 @@ from manymax.engine.blocks import Block, Kernel
 from manymax.engine.gradients import Gradients
 from manymax.engine.half import WIDENED, widened
 from manymax.engine.keywords import Keywords
+from manymax.engine.list_bound import block_bound
 from manymax.engine.options import PAD
 from manymax.engine.ranks import Shards
 from manymax.engine.row_target import RowTarget
@@ -59,9 +60,8 @@ def run(
     scoring, level = scorer.scoring, scorer.level
     weights = target.class_weight
     spread_of = None if weights is None else _weighted_score_sum(weights, linear_weight, scoring)
-    # The slope of a soft cap is a function of the capped scores, which the kernel overwrites: a second table. Blocks of
-    # half as many rows would take a tenth of a step longer.
-    kept = torch.empty_like(buffer) if scoring.softcap is not None and target.coefficient is not None else None
+    through_cap = scoring.softcap is not None and target.coefficient is not None
+    kept: Tensor | None = None
     # The budget of sparse entries is the size of the buffer: entries may take about as much memory as scores do.
     how = options.sparse_grad, buffer.numel(), scoring, level
     gradients = Gradients(input, linear_weight, scorer.matmul_vectors, wants, *how)
@@ -72,12 +72,20 @@ def run(
         queries = input[start : start + step]  # a view; the last block may be shorter
         part = target[start : start + step]
         scores = buffer[: len(queries)]
-        capped = None if kept is None else kept[: len(queries)]
-        tops = scorer.score(queries, part, scores, capped)
+        tops = scorer.score(queries, part, scores)
+        # Before classes are left out: those of the list of K may be among them.
+        bound = _bound(part, scores, kernel.list_length, shards)
+        tops = leave_out(part, scores, tops)
         spread = None if spread_of is None else spread_of(queries, scores)
         rescore = partial(scorer.rescore, queries, part)
         known = of_scores(keywords.stats, scores, tops, part, shards, kernel.ranking_key)
-        block = Block(scores, part, len(linear_weight), spread, rescore, shards.ranks, keywords, level, tops)
+        block = Block(scores, part, len(linear_weight), spread, rescore, shards.ranks, keywords, level, tops, bound)
+        capped = None
+        if through_cap and not kernel.undoes_cap(block):
+            # The slope of a cap is a function of the capped scores, which the kernel overwrites: a second table. Blocks
+            # of half as many rows would take a tenth of a step longer.
+            kept = torch.empty_like(buffer) if kept is None else kept
+            capped = kept[: len(queries)].copy_(scores)
         # On several ranks this call exchanges sums with the others, who are at the same block.
         result = kernel.run(block)
         losses.append(result.losses)
@@ -121,29 +129,22 @@ class Scorer:
         by_native = matmul == "float32" and native.multiplies(level, input, vectors)
         return cls(vectors, bias, matmul_vectors, scoring, matmul, by_native, level)
 
-    def score(self, queries: Tensor, target: RowTarget, out: Tensor, capped: Tensor | None = None) -> Tensor | None:
-        """Write scores (n, C') to `out`; returns the maxima of groups of classes, where they come with the scores.
-
-        A copy of scores under a soft cap goes to `capped`, if it is given.
-        """
-        tops = self._multiply(queries, target.ids, out, capped)
-        if target.excluded is None:
-            return tops
-        row, column = (target.excluded >= 0).nonzero(as_tuple=True)
-        out[row, target.excluded[row, column]] = -torch.inf
-        return None  # a maximum may be gone
+    def score(self, queries: Tensor, target: RowTarget, out: Tensor) -> Tensor | None:
+        """Write scores (n, C') to `out`; returns the maxima of groups of classes, where they come with the scores."""
+        return self._multiply(queries, target.ids, out)
 
     def rescore(self, queries: Tensor, target: RowTarget, rows: Tensor) -> Tensor:
         """Fresh scores (m, C') of some rows (m,) of a block, in memory of their own."""
         scores = queries.new_empty(len(rows), padded_length(len(self.vectors)))
         self.score(queries[rows], target[rows], scores)
+        leave_out(target[rows], scores, None)
         return scores
 
-    def _multiply(self, queries: Tensor, ids: Tensor | None, out: Tensor, capped: Tensor | None) -> Tensor | None:
+    def _multiply(self, queries: Tensor, ids: Tensor | None, out: Tensor) -> Tensor | None:
         """Write the scores of all classes."""
         plain = self.scoring.plain
         if self.by_native and self.level is not None:
-            transform = self.scoring.transform(capped)
+            transform = self.scoring.transform()
             return native.block_scores(self.level, queries, self.vectors, self.bias, out, transform)
         scores = out[:, : len(self.vectors)]
         if self.matmul == "bf16":
@@ -161,7 +162,7 @@ class Scorer:
         # Written for every block, because the kernel overwrote the padding of the last one.
         out[:, len(self.vectors) :] = -torch.inf
         if not plain:
-            return self.scoring.finish(out, capped)
+            return self.scoring.finish(out)
         if self.bias is not None:
             scores += self.bias  # -inf masks a class
         return None
@@ -170,6 +171,22 @@ class Scorer:
 def padded_length(num_classes: int) -> int:
     """The length of a row of scores with its padding, the next multiple of `PAD`."""
     return -(-num_classes // PAD) * PAD
+
+
+def _bound(target: RowTarget, scores: Tensor, k: int | None, shards: Shards) -> Tensor | None:
+    """What scores (n, C') are compared with, (n, 1): the bound that is given, or the k-th largest; None without a k."""
+    if k is None:
+        return None
+    return block_bound(scores, k, shards.ranks) if target.bound is None else target.bound.unsqueeze(1)
+
+
+def leave_out(target: RowTarget, scores: Tensor, tops: Tensor | None) -> Tensor | None:
+    """Mask the classes that are excluded in scores (n, C'); returns the maxima of groups, as far as they still hold."""
+    if target.excluded is None:
+        return tops
+    row, column = (target.excluded >= 0).nonzero(as_tuple=True)
+    scores[row, target.excluded[row, column]] = -torch.inf
+    return None  # a maximum may be gone
 
 
 def _weighted_score_sum(

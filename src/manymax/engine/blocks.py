@@ -21,6 +21,7 @@ from torch import Tensor
 from manymax.engine.keywords import Keywords
 from manymax.engine.ranks import Ranks
 from manymax.engine.row_target import RowTarget
+from manymax.errors import ManymaxError
 
 # Scores that a kernel works on at a time where it goes over them several times. 2^17 float32 scores are 512 KB: they
 # and two tables of the same size stay in the processor's cache, where a whole block (32 MB or more) would not.
@@ -92,12 +93,15 @@ class BlockResult:
         of the same rows; see `Gradients.add`. Empty if no gradient is wanted.
     grad_setting: (), the gradient in the kernel's setting, row coefficients included; None where it has none.
     stats: by name, (n,) each, what `keywords.stats` asks for and the kernel knows; see `LossResult`.
+    log_sums: (n, 1) or (n, P) in float64, of softmax: the log of the sum of exponentials that each positive is compared
+        with. For kernels that build on its kernel.
     """
 
     losses: Tensor  # on several ranks the same on each: a kernel completes its sums before it returns
     parts: list[Dense | Sparse | Mixed] = field(default_factory=list)
     grad_setting: Tensor | None = None
     stats: dict[str, Tensor] = field(default_factory=dict)
+    log_sums: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,7 @@ class Block:
     keywords: those of the call, with its options.
     level: the dispatch level of the native library that serves the call; None where plain torch does.
     tops: (n, groups) the largest score of each group of 64 classes, where the native products have found it; else None.
+    bound: (n, 1) what a kernel with a `list_length` compares the scores with; None for others.
     """
 
     scores: Tensor
@@ -128,6 +133,19 @@ class Block:
     keywords: Keywords
     level: str | None = None
     tops: Tensor | None = None
+    bound: Tensor | None = None
+
+    @property
+    def row_bound(self) -> Tensor:
+        """The bound, in a kernel that has a `list_length`."""
+        if self.bound is None:
+            raise ManymaxError("a kernel asked for the bound of its rows without a `list_length`")
+        return self.bound
+
+
+def native_rows(block: Block) -> bool:
+    """Whether native code serves a block and sees all classes of its rows."""
+    return block.level is not None and block.ranks.alone
 
 
 @dataclass(frozen=True)
@@ -140,9 +158,15 @@ class Kernel:
         be left out, to (n,). Where there is a setting it is passed as the keyword `setting`. None where the normalized
         form is the loss divided by |t| and nothing more.
     ranking_key: from scores to the numbers that classes are ranked by; None where those are the scores.
+    undoes_cap: whether the gradient that `run` returns for a block is that of the scores before their soft cap; of the
+        others a copy of the scores is kept until the gradient is there.
+    list_length: K of a kernel that compares scores with the K-th largest of their row, over all classes: those that are
+        left out of sums are among them. None where it does not.
     """
 
     run: Callable[[Block], BlockResult]
     setting: Tensor | None = None  # an argument of the autograd function, which is how it gets a gradient
     omega: Callable[..., Tensor] | None = None
     ranking_key: Callable[[Tensor], Tensor] | None = None
+    undoes_cap: Callable[[Block], bool] = lambda block: False
+    list_length: int | None = None

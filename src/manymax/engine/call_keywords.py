@@ -12,7 +12,7 @@ from manymax.engine.keywords import Keywords, check_num_items
 from manymax.engine.member import Member
 from manymax.engine.scoring import ScaledQueries
 from manymax.engine.statistics import OF_SCORES
-from manymax.engine.target import SoftTarget, Target
+from manymax.engine.target import SoftTarget, Target, negative_weights
 from manymax.errors import ArgumentError, ArgumentTypeError
 from manymax.ops.checks import visible
 
@@ -109,11 +109,17 @@ NO_PARTITION = {
     "decoupled": "it has no sum of exponentials that a positive could be left out of",
     "z_loss": "it has no partition function Z",
 }
+# And for a member that compares scores with each other alone.
+NO_BOUND = {"bound": "it compares scores with no bound, the K-th largest of the row"}
 
 
 def check_keywords(member: Member, keywords: Keywords) -> None:
     """Refuse keywords that have no meaning for a member, with the reason; and those that are given with bad values."""
-    reasons = {**REFUSED[member.kind], **({} if member.log_partition else NO_PARTITION)}
+    reasons = {
+        **REFUSED[member.kind],
+        **({} if member.log_partition else NO_PARTITION),
+        **({} if member.bounded else NO_BOUND),
+    }
     for name in keywords.given():
         if name in reasons:
             raise ArgumentError(f"`{name}` has no meaning for {member.name}: {reasons[name]}. Leave it out.")
@@ -121,6 +127,11 @@ def check_keywords(member: Member, keywords: Keywords) -> None:
         if name not in (*OF_SCORES, *member.statistics):
             known = ", ".join((*OF_SCORES, *member.statistics))
             raise ArgumentError(f"`stats`: {member.name} has no {name!r}. It has {known}.")
+    if keywords.stats and negative_weights(keywords.weight):
+        raise ArgumentError(
+            "`weight` must not be negative with `stats`: statistics of a row are averages by the weights of its"
+            " positives. Leave `stats` out, or the weights."
+        )
     if keywords.stats and keywords.decoupled:
         raise ArgumentError(
             "`stats` and `decoupled` contradict each other: exponentials without that of the positive"

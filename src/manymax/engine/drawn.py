@@ -20,6 +20,7 @@ from manymax.engine.drawn_pairs import PositivePairs, log_q_of, read_positive_pa
 from manymax.engine.drawn_ranks import scores_on_many_ranks, scores_over_ranks
 from manymax.engine.linear import HeadCall
 from manymax.engine.member import Member
+from manymax.engine.pair_averages import averaged, check_averages
 from manymax.engine.ranks import Ranks
 from manymax.engine.sampled_scores import DrawnKernel, SampledScores, check_values, read_log_q
 from manymax.engine.selected_scores import class_bias, class_scores
@@ -55,7 +56,9 @@ def sampled_loss(member: Member, call: HeadCall, settings: Mapping[str, Any], dr
         draws: what to draw.
     """
     kernel: DrawnKernel = member.needed("kernel")(**settings)
-    pairs = read_positive_pairs(call.target, call.row_weight)
+    keywords = call.keywords
+    check_averages(kernel.gamma is not None, keywords.pair_ids, keywords.pair_averages, keywords.z_loss)
+    pairs = read_positive_pairs(call.target, call.row_weight, call.pair_ids)
     if call.keywords.multilabel == "normalized":  # here the mean over the positives: sampled losses have no Omega
         total = call.target.weights.sum(1)
         pairs = pairs._replace(weights=pairs.weights / torch.where(total > 0, total, 1)[pairs.rows])
@@ -64,7 +67,7 @@ def sampled_loss(member: Member, call: HeadCall, settings: Mapping[str, Any], dr
     # All ranks have the queries and use them with their own classes: the gradients of these uses are summed.
     call = replace(call, queries=call.shards.ranks.spread(call.queries))
     if not len(pairs.rows):
-        return call.reduced(_no_losses(call, pairs))
+        return call.reduced(_no_losses(call, pairs, kernel.setting))
     draw = _draw(call, pairs, draws)
     if kernel.needs_log_q is not None and draw.log_q is None:
         raise ArgumentError(f"`{kernel.needs_log_q}` needs log q, which this sampler does not know: {draw.note}.")
@@ -78,24 +81,28 @@ def sampled_loss(member: Member, call: HeadCall, settings: Mapping[str, Any], dr
         sample = replace(sample, decoupled=call.keywords.decoupled, z_loss=call.keywords.z_loss)
     losses = kernel.rows(sample)
     check_sums(losses, call.keywords.decoupled)
-    return call.reduced(_sum_by_row(call, pairs, losses))
+    return call.reduced(_sum_by_row(call, pairs, kernel, losses))
 
 
-def _sum_by_row(call: HeadCall, pairs: PositivePairs, losses: Tensor) -> Tensor:
+def _sum_by_row(call: HeadCall, pairs: PositivePairs, kernel: DrawnKernel, losses: Tensor) -> Tensor:
     """The losses of the rows (N,), weighted sums over their positives as in an exact head, from those of the pairs."""
+    if kernel.gamma is not None and pairs.ids is not None and call.keywords.pair_averages is not None:
+        losses = averaged(losses, pairs.ids, call.keywords.pair_averages, kernel.gamma)
     return losses.new_zeros(len(call.queries)).index_add(0, pairs.rows, pairs.weights * losses)
 
 
-def _no_losses(call: HeadCall, pairs: PositivePairs) -> Tensor:
+def _no_losses(call: HeadCall, pairs: PositivePairs, setting: Tensor | None) -> Tensor:
     """The losses (N,) of a batch without positives: zeros.
 
-    They must still depend on queries, class vectors and bias, so that `backward` works and gives them zeros (a sparse
-    tensor without entries if asked for): sums of nothing do that.
+    They must still depend on queries, class vectors, bias and a learned setting, so that `backward` works and gives
+    them zeros (a sparse tensor without entries if asked for): sums of nothing do that.
     """
     none = pairs.rows.new_empty(0, 1)
     nothing = class_scores(call.queries[:0], call.vectors, pairs.rows, none, call.keywords).sum()
     if call.bias is not None:
         nothing = nothing + class_bias(call.bias, pairs.rows, call.keywords).sum()
+    if setting is not None:
+        nothing = nothing + setting.reshape(1)[:0].sum()
     return call.queries.new_zeros(len(call.queries)) + nothing
 
 
@@ -169,7 +176,7 @@ def _shared_losses(call: HeadCall, pairs: PositivePairs, draw: Draw, kernel: Dra
     """The losses of the rows (N,), or their sum, where all rows share the draws and one process holds all classes."""
     like, keywords, count = call.queries, call.keywords, len(pairs.rows)
     log_q_target, log_q = log_q_of(draw, call.shards.num_classes)
-    shift = shift_of(draw, count)
+    shift = shift_of(draw, pairs.classes, call.shards.num_classes, kernel.misses)
     shared = SharedDraw(
         rows=pairs.rows,
         target=pairs.classes,
@@ -181,11 +188,13 @@ def _shared_losses(call: HeadCall, pairs: PositivePairs, draw: Draw, kernel: Dra
         copies=None if draw.source_row is None else Matches(draw.source_row),
         owner=draw.owners(count),
         hits=Matches(draw.ids) if kernel.masks_hits else None,
+        num_classes=call.shards.num_classes,
     )
     tensors = call.queries, call.vectors, call.bias, kernel.setting
     how = shared, kernel, keywords.options, keywords.sparse_grad
-    if keywords.reduction == "none":
-        return _sum_by_row(call, pairs, SharedLosses.apply(*tensors, *how))
+    # The factor of a pair's gradient in an average follows from its loss, and so comes with the backward.
+    if keywords.reduction == "none" or kernel.gamma is not None:
+        return _sum_by_row(call, pairs, kernel, SharedLosses.apply(*tensors, *how))
     # Asked here, because autograd switches gradients off inside of its functions.
     return SharedTotal.apply(*tensors, pairs.weights.to(like.dtype), *how, torch.is_grad_enabled())
 
@@ -206,7 +215,7 @@ def _scores_on_one_rank(call: HeadCall, pairs: PositivePairs, draw: Draw, kernel
     if kernel.masks_hits:
         negative = torch.where(draw.hits(target), -torch.inf, negative)
     log_q_positive, log_q = log_q_of(draw, call.shards.num_classes)
-    shift = shift_of(draw, len(target))
+    shift = shift_of(draw, target, call.shards.num_classes, kernel.misses)
     if shift is not None:
         log_q_positive, log_q = log_q_positive + shift, log_q + shift.unsqueeze(1)
     sample = SampledScores(
@@ -215,6 +224,7 @@ def _scores_on_one_rank(call: HeadCall, pairs: PositivePairs, draw: Draw, kernel
         read_log_q("log_q_positive", log_q_positive, positive, tuple(positive.shape)),
         read_log_q("log_q_negative", log_q, positive, tuple(negative.shape)),
         negative.shape[-1],
+        call.shards.num_classes,
         call.shards.ranks,
     )
     return with_negatives(call, sample, pairs, draw.ids)

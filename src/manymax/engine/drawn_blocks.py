@@ -41,6 +41,7 @@ class SharedDraw:
     copies: finds the draws that were taken from the positives of an owner, which that owner does not count; or None.
     owner: (M,) to which owner each positive belongs.
     hits: finds the draws that are a given class, if such draws are masked; or None.
+    num_classes: C.
     """
 
     rows: Tensor
@@ -53,6 +54,7 @@ class SharedDraw:
     copies: Matches | None
     owner: Tensor
     hits: Matches | None
+    num_classes: int
 
     def block_rows(self, kernel: DrawnKernel) -> int:
         """The number of rows of a block; from the sizes alone, so that results are the same on every machine."""
@@ -193,6 +195,7 @@ def _run(
             draw.log_q_target[part],
             draw.log_q,
             None if draw.shift is None else draw.shift[part],
+            draw.num_classes,
             None if coefficient is None else coefficient[part],
             level,
         )

@@ -72,7 +72,7 @@ def scores_on_many_ranks(call: HeadCall, pairs: PositivePairs, draw: Draw, kerne
     # All of log q, also that of other ranks' negatives: every rank then refuses alike, and none waits for the others.
     _check_log_q(log_q_positive, log_q)
     log_q_positive, log_q = log_q_positive.expand(len(classes)), _take_columns(log_q, column, negative)
-    shift = shift_of(draw, len(classes))
+    shift = shift_of(draw, classes, call.shards.num_classes, kernel.misses)
     if shift is not None:
         shift = shift.to(negative.dtype)
         log_q_positive, log_q = log_q_positive + shift, log_q + shift.unsqueeze(1)
@@ -84,6 +84,7 @@ def scores_on_many_ranks(call: HeadCall, pairs: PositivePairs, draw: Draw, kerne
         log_q_positive,
         torch.where(own, log_q, 0),  # columns that fill up would get that of draw 0
         draw.ids.shape[-1],
+        call.shards.num_classes,
         call.shards.ranks,
         own,
     )

@@ -46,10 +46,16 @@ def spare_positives(exclude: Tensor, target: Target, num_classes: int) -> tuple[
     positive = target.weights != 0
     if positive.shape[1] == 1:  # the usual case, for which nothing is sorted
         return torch.where((exclude == target.ids) & positive, -100, exclude), torch.zeros_like(positive)
-    # One number for each pair of a row and a class, so that one search finds all pairs that are in both lists.
-    row = torch.arange(len(exclude), device=exclude.device).unsqueeze(1) * num_classes
-    pairs, listed = row + target.ids, torch.where(exclude >= 0, row + exclude, -1)
-    hit = torch.isin(pairs, listed) & positive
-    own = torch.isin(listed, torch.where(positive, pairs, -2))
+    # Each listed id is looked up among the sorted positives of its row. Those are few, where the list of a user who has
+    # seen much is long: sorting the lists of all rows, as `isin` does, takes as long as the loss.
+    ranked, order = torch.where(positive, target.ids, num_classes).sort(1)
+    place = torch.searchsorted(ranked, exclude).clamp(max=ranked.shape[1] - 1)
+    own = (ranked.gather(1, place) == exclude) & (exclude >= 0)
+    row, column = own.nonzero(as_tuple=True)
+    found = torch.zeros_like(positive)
+    found[row, place[row, column]] = True
+    # The search finds the first of equal positives; the others share what became of it.
+    found = found.gather(1, torch.searchsorted(ranked, ranked))
+    hit = torch.zeros_like(positive).scatter(1, order, found) & positive
     alone = positive.sum(1, keepdim=True) <= 1
     return torch.where(own, -100, exclude), hit & ~alone

@@ -72,7 +72,7 @@ class Gradients:
             if whole and not isinstance(part, Sparse) and self._by_native(part.table):
                 # Native products take the gradient of scores as it is; packed rows do not go through them.
                 transform = self.scoring.transform(capped)
-                if isinstance(part, Mixed):
+                if isinstance(part, Mixed) and (self.scoring.scale is not None or capped is not None):
                     self.scoring.chain_packed(part, capped)
             else:
                 part = self.scoring.chain(part, capped)

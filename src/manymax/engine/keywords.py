@@ -31,11 +31,14 @@ class Keywords:
     shared, sparse_grad, generator: of heads that draw negatives: whether all rows share one draw, whether the gradients
         of class vectors and bias are row-sparse, and the source of randomness.
     negatives: of heads that draw negatives: (..., H) ids that are negatives of their row beside the drawn ones.
+    pair_ids: of heads that keep averages of training pairs: the number of each positive's pair, shaped like the ids.
+    pair_averages: (num_pairs,) of the same: log u of each pair, changed in place; see engine/pair_averages.py.
     normalize: whether queries and class vectors are divided by their norms.
     temperature: what the products of queries and class vectors are divided by.
     softcap: c, for scores c tanh(s / c).
     exclude: (..., E) ids that are left out of the sums of their row.
     decoupled: whether a positive is left out of the sum of its own loss.
+    bound: (...) what the scores of each row are compared with, instead of the K-th largest of them.
     weight: (C,) class weights.
     row_weight: (...) a factor of the loss of each row.
     reduction, ignore_index, label_smoothing, multilabel: as in `softmax_loss`.
@@ -50,11 +53,14 @@ class Keywords:
     sparse_grad: bool = False
     generator: torch.Generator | None = None
     negatives: Tensor | None = None
+    pair_ids: Tensor | None = None
+    pair_averages: Tensor | None = None
     normalize: bool = False
     temperature: float | Tensor = 1.0
     softcap: float | None = None
     exclude: Tensor | None = None
     decoupled: bool = False
+    bound: Tensor | None = None
     weight: Tensor | None = None
     row_weight: Tensor | None = None
     reduction: str = "mean"
@@ -87,12 +93,13 @@ class Keywords:
 
 
 # Keywords that hold something about each row of a batch: a module takes them in its call, others when it is built.
-PER_CALL = ("negatives", "exclude", "row_weight", "num_items")
+# Averages of pairs are a buffer of the module as well, if it is built for a number of pairs.
+PER_CALL = ("negatives", "pair_ids", "pair_averages", "exclude", "bound", "row_weight", "num_items")
 # The keywords of a head by its kind. One that makes no sense for a kind is not in its signature: an exact head draws
 # nothing, and label smoothing would make every class a positive of a sampled head, with negatives of its own.
-DRAWING = ("shared", "sparse_grad", "generator", "negatives")
+DRAWING = ("shared", "sparse_grad", "generator", "negatives", "pair_ids", "pair_averages")
 EXACT_KEYWORDS = tuple(f.name for f in fields(Keywords) if f.name not in DRAWING)
-SAMPLED_KEYWORDS = tuple(f.name for f in fields(Keywords) if f.name != "label_smoothing")
+SAMPLED_KEYWORDS = tuple(f.name for f in fields(Keywords) if f.name not in ("label_smoothing", "bound"))
 
 
 def read_keywords(

@@ -19,17 +19,19 @@ from manymax.engine.autograd import BlockLoss, BlockRows, in_dtype
 from manymax.engine.blocks import Kernel
 from manymax.engine.call_keywords import check_keywords, read_excluded, read_row_weight, scaled_queries, shifted
 from manymax.engine.keywords import Keywords
+from manymax.engine.list_bound import read_bound
 from manymax.engine.member import Member
 from manymax.engine.native_library import resolve
 from manymax.engine.options import HeadOptions
+from manymax.engine.pair_averages import read_pair_ids
 from manymax.engine.ranks import Shards
 from manymax.engine.row_target import RowTarget, check_live, counted_rows, listed, live_classes, row_target
 from manymax.engine.statistics import LossResult, missing_value
-from manymax.engine.target import Form, SoftTarget, Target, read_target
+from manymax.engine.target import Form, SoftTarget, Target, negative_weights, read_target
 from manymax.errors import ArgumentError, ArgumentTypeError
 from manymax.ops.checks import working
 from manymax.ops.processor import check_bf16
-from manymax.ops.reduction import reduce
+from manymax.ops.reduction import check_losses, mean_divisor, reduce
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,9 @@ class HeadCall:
     row_weight: (N,) factors of the losses of the rows, or None.
     excluded: (N, E) classes that are left out of the sums of their row, -100 where there is none; or None.
     hit: (N, P) the positives that are left out of the sums of others; None where there is none.
+    bound: (N,) what the scores of each row are compared with, or None.
     kept: (n,) the rows of the caller that are computed, in order; None where n = N.
+    pair_ids: (N, P) the number of the training pair of each listed positive; None where no averages are kept.
     """
 
     queries: Tensor
@@ -62,7 +66,9 @@ class HeadCall:
     row_weight: Tensor | None = None
     excluded: Tensor | None = None
     hit: Tensor | None = None
+    bound: Tensor | None = None
     kept: Tensor | None = None
+    pair_ids: Tensor | None = None
 
     def without_empty_rows(self) -> HeadCall:
         """The call without the rows that have no target weight, whose losses and gradients are 0.
@@ -82,11 +88,19 @@ class HeadCall:
         """The target weights of the n rows, for the classes that this rank holds, with smoothing and class weights."""
         keywords = self.keywords
         rows = row_target(self.target, keywords.weight, self.live, self.shards, keywords.label_smoothing)
+        rows = replace(rows, bound=self.bound)
         if self.excluded is not None:
             inside = self.shards.inside(self.excluded)
             excluded = torch.where(inside, self.excluded - self.shards.start, -1)
             rows = replace(rows, excluded=excluded, hit=self.hit)
         return rows if self.kept is None else rows.only(self.kept)
+
+    def weighted_by_sign(self, sign: int) -> HeadCall:
+        """The call with the absolute values of those class weights that have this sign, and 0 for the others."""
+        weight = self.keywords.weight
+        keywords = replace(self.keywords, weight=None if weight is None else (sign * weight).clamp(min=0))
+        target = replace(self.target, weights=(sign * self.target.weights).clamp(min=0))
+        return replace(self, keywords=keywords, target=target)  # a mean divides by what it did
 
     @property
     def factor(self) -> Tensor | None:
@@ -193,8 +207,8 @@ def read_call(
     read = read_head_target(
         queries, target, keywords.weight, keywords.ignore_index, keywords.multilabel, shards.num_classes
     )
-    if member.needs_label or keywords.exclude is not None or keywords.decoupled:
-        # Such a member has one sum over the classes per positive. Listed ids give the positives the same numbers on all
+    if member.needs_label or member.joint or keywords.exclude is not None or keywords.decoupled:
+        # There is then one sum over the classes per positive. Listed ids give the positives the same numbers on all
         # ranks, so that the parts of a sum meet; bool rows are cut by shards and would not.
         read = listed(read)
     # A kernel would find a masked positive too, as an infinite loss, but in the middle of an exchange.
@@ -208,8 +222,14 @@ def read_call(
     divisor = read.divisor if row_weight is None else read.divisor * row_weight
     if keywords.num_items is not None:
         divisor = torch.as_tensor(keywords.num_items, dtype=queries.dtype, device=input.device).reshape(())
-    rows = row_weight, *read_excluded(member, keywords, input.shape[:-1], read, shards.num_classes)
-    return HeadCall(flat, vectors, bias, live, read, keywords, shards, input.shape[:-1], divisor, *rows)
+    batch = input.shape[:-1]
+    excluded, hit = read_excluded(member, keywords, batch, read, shards.num_classes)
+    bound = read_bound(keywords.bound, batch, queries.dtype)
+    return HeadCall(
+        *(flat, vectors, bias, live, read, keywords, shards, batch, divisor, row_weight, excluded, hit),
+        bound=None if bound is None else bound.reshape(-1),
+        pair_ids=read_pair_ids(keywords, input.ndim - 1, target),
+    )
 
 
 def check_back_end(device: torch.device, options: HeadOptions) -> None:
@@ -271,7 +291,7 @@ def blocked_loss(call: HeadCall, kernel: Kernel) -> Tensor | LossResult:
         # The whole coefficient of each row, the 1/N of a mean included, is known before the blocks run: their gradients
         # are final, and the backward of `loss.backward()` has nothing left to scale.
         if keywords.reduction == "mean":
-            scale = scale * _inverse(call.divisor.sum())
+            scale = scale / mean_divisor(call.divisor)
         given = replace(rows, coefficient=scale)
         value, stats = _split(BlockLoss.apply(*tensors, given, kernel, keywords, call.shards, enabled))
     if keywords.multilabel == "normalized" and kernel.omega is not None:
@@ -281,6 +301,7 @@ def blocked_loss(call: HeadCall, kernel: Kernel) -> Tensor | LossResult:
         # Summed over the ranks before the reduction, which is the same on every rank.
         extra = ranks.total(omega_rows(rows, omega, keywords.options.rows(call.shards.size)))
         value = value + reduce(extra if factor is None else factor * extra, call.divisor, keywords.reduction)
+    check_losses(value)
     if not stats:
         return call.result(value)
     each = {name: call.statistic(name, found) for name, found in zip(keywords.stats, stats, strict=True)}
@@ -293,7 +314,7 @@ def _split(found: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ..
 
 
 def _inverse(values: Tensor) -> Tensor:
-    """1 / values, and 0 where they are 0: a row without a positive, or a mean over no positive, is 0 and not nan."""
+    """1 / values, and 0 where they are 0: a row without a positive is 0 and not nan."""
     # The inner `where` keeps 1 / 0 out of it, from which a derivative would make nan even where it is not chosen.
     return torch.where(values > 0, 1 / torch.where(values > 0, values, 1), 0)
 
@@ -333,7 +354,15 @@ def exact_loss(member: Member, call: HeadCall, settings: Mapping[str, Any]) -> A
     kernel: Kernel = member.needed("kernel")(**settings)
     if call.keywords.stats and member.ranking_key is not None:
         kernel = replace(kernel, ranking_key=member.ranking_key(**settings))
-    return blocked_loss(call, kernel)
+    # Kernels count on target weights of one sign: where those of a row cancel, their total is 0 and the gradient not.
+    # The loss is linear in them, so that class weights of both signs are a difference of two calls. Positives with sums
+    # of their own are the exception, on both accounts, and so are those that have one loss together.
+    each = member.joint or call.keywords.decoupled or call.hit is not None
+    if each or not negative_weights(call.keywords.weight):
+        return blocked_loss(call, kernel)
+    # Tensors: statistics and negative weights do not go together.
+    more, less = (blocked_loss(call.weighted_by_sign(sign), kernel) for sign in (1, -1))
+    return torch.sub(more, less)  # type: ignore[arg-type]
 
 
 def quadratic_loss(member: Member, call: HeadCall, settings: Mapping[str, Any]) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from manymax.engine.approximation import ApproximationInput, DrawTheory, Parts, Variant
+from manymax.engine.approximation import ApproximationInput, DrawTheory, GradientEstimator, Parts, Variant
 from manymax.engine.cost import CostOf, TrafficOf
 from manymax.engine.fenchel_young import FenchelYoung
 from manymax.engine.target import SoftTarget
@@ -79,6 +79,8 @@ class Facts:
     smoothness          supremum of the spectral norm of the Hessian of the loss in the scores
     cost                scores touched per step, as a function of batch, num_classes, ...
     bias, variance      of the estimated log partition, for approximations
+    bound               the ranking metric that a small loss of a row guarantees, if its authors state one; `fn` gives
+                        the least value of the metric from the loss, the number of hits and the settings
     """
 
     # Without default values: a new member must answer every question, if only by None.
@@ -91,6 +93,7 @@ class Facts:
     cost: Fact
     bias: Fact | None = None
     variance: Fact | None = None
+    bound: Fact | None = None
 
     def items(self) -> list[tuple[str, Fact]]:
         """(name, fact) for every fact that applies, in the order of the fields."""
@@ -186,6 +189,7 @@ class Theory:
     minimisers: from (probs, log_q, **settings) to scores (M, C) that minimise the risk, or to None where no formula is
         known for these; log_q is None for a uniform proposal. A Fenchel-Young member needs none.
     approximation: its bias and variance as an approximation of the baseline loss.
+    gradients: its gradients as estimates of that of the baseline loss, see `manymax.theory.gradient_deviation`.
     """
 
     jacobian: Callable[..., Tensor] | None = None
@@ -194,6 +198,7 @@ class Theory:
     sharpest: Callable[..., Tensor] | None = None
     minimisers: Callable[..., Tensor | None] | None = None
     approximation: Approximation | None = None
+    gradients: tuple[GradientEstimator, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -202,8 +207,8 @@ class Member:
 
     name, title, aliases: how it is called in code, in text, and otherwise.
     citation: where it was published.
-    class_name: the part of class names that stands for it, as in `LinearTaylorSoftmaxLoss`; made from `name` if it is
-        left out.
+    class_name: the part of class names that stands for it, as in `LinearTaylorSoftmaxLoss`; made from `name`, without
+        a last word "loss", if it is left out.
     kind: how its head computes: "exact" (sees all scores, in blocks), "sampled" (a positive and drawn negatives),
         "tree" (decisions on the path to a class), "quadratic" (moments of the class vectors).
     map, loss, module, foundation: its functions on given scores: probabilities, loss, the loss as a module, and the
@@ -215,6 +220,14 @@ class Member:
     statistics: names of statistics of a row (see `LossResult`) that its kernel computes; `argmax` and `correct` are
         those of every exact member.
     log_partition: whether the loss is a function of log Z, the log of a sum of exponentials, as that of softmax is.
+    per_pair: the name of the setting with which its head keeps a number for each training pair from one step to the
+        next; None where it has no such setting.
+    held: what its gradient holds constant although it follows from the scores, in words: the gradient is then not the
+        derivative of the loss. None where nothing is.
+    bounded: whether it compares the scores of a row with a bound, the K-th largest of them, and takes another one as
+        the keyword `bound`. Its setting `k` is K.
+    joint: whether a row with several positives has one loss of all of them together, and not the sum of one loss for
+        each. Positives of a row are then no classes that its other positives are compared with.
     takes: which targets it takes.
     kernel: a function from its settings, as keyword arguments, to what its head computes. For an exact member that is a
         `manymax.engine.blocks.Kernel`, which turns blocks of scores into losses and gradients; for a quadratic one a
@@ -254,6 +267,10 @@ class Member:
     sparse: bool = False
     statistics: tuple[str, ...] = ()
     log_partition: bool = False
+    per_pair: str | None = None
+    held: str | None = None
+    bounded: bool = False
+    joint: bool = False
     takes: Takes = field(default=Takes())
     # In its head: one kernel, for one rank and for several.
     kernel: Callable[..., Any] | None = None
@@ -273,7 +290,13 @@ class Member:
 
     def __post_init__(self) -> None:
         if not self.class_name:  # the dataclass is frozen, and would refuse an assignment
-            object.__setattr__(self, "class_name", "".join(part.capitalize() for part in self.name.split("_")))
+            words = self.name.removesuffix("_loss").split("_")
+            object.__setattr__(self, "class_name", "".join(word.capitalize() for word in words))
+
+    @property
+    def loss_name(self) -> str:
+        """The name of the loss as a function, `softmax_loss` for example; no name says "loss" twice."""
+        return f"{self.name.removesuffix('_loss')}_loss"
 
     def needed(self, name: str) -> Any:
         """The value of a field, such as "cost" or "theory.sharpest"; an error that names the field if it is None."""
@@ -289,6 +312,10 @@ class Member:
             if setting.name == name:
                 return setting
         raise ManymaxError(f"{self.name} has no setting `{name}`.")
+
+    def keeps_pairs(self, settings: Mapping[str, Any]) -> bool:
+        """Whether its head with these settings keeps a number for each training pair."""
+        return self.per_pair is not None and settings.get(self.per_pair) is not None
 
     def fenchel_young(self, **settings: Any) -> FenchelYoung:
         """The member's pair of map and Omega, for these settings; an error if it is no Fenchel-Young loss."""

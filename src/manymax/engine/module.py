@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from manymax.engine.target import check_options
+from manymax.engine.target import check_options, check_weight
 
 
 class ExactLoss(nn.Module):
@@ -29,6 +29,7 @@ class ExactLoss(nn.Module):
         super().__init__()
         # At construction, so that a typing error shows before the first batch.
         check_options(reduction, label_smoothing, multilabel)
+        check_weight(weight, None)  # the number of classes is not known yet
         # A buffer, as in torch's losses: it moves with `.to(device)` and is in the state dict; None is neither.
         self.register_buffer("weight", weight)
         self.ignore_index = ignore_index

@@ -64,8 +64,8 @@ def multiplies(level: str | None, *operands: Tensor) -> bool:
 class Transform(NamedTuple):
     """What turns products into scores: factors of the classes (C,) or None, and a soft cap or None.
 
-    capped: (n, C') capped scores, which block_scores writes and dense_gradients reads; None without a cap, or if nobody
-        needs them.
+    capped: (n, C') capped scores, which dense_gradients reads; None without a cap, or where the gradient has been taken
+        through it already.
     """
 
     factor: Tensor | None = None
@@ -75,10 +75,15 @@ class Transform(NamedTuple):
     def arguments(self, like: Tensor) -> tuple[Tensor | None, Tensor]:
         """The factors as C reads them, and the cap, 0 for none."""
         factor = None if self.factor is None else self.factor.to(like.dtype).contiguous()
-        return factor, torch.tensor(self.softcap or 0.0, dtype=torch.float64)
+        return factor, cap_argument(self.softcap)
 
 
 PLAIN = Transform()
+
+
+def cap_argument(softcap: float | None) -> Tensor:
+    """A soft cap as C reads it: float64, 0 for none."""
+    return torch.tensor(softcap or 0.0, dtype=torch.float64)
 
 
 def block_scores(
@@ -96,7 +101,7 @@ def block_scores(
     tops = out.new_empty(n, -(-num_classes // GROUP))
     given = None if bias is None else bias.to(out.dtype).contiguous()
     factor, cap = transform.arguments(out)
-    arguments = queries, n, d, vectors, factor, given, cap, num_classes, out, out.shape[1], transform.capped, tops
+    arguments = queries, n, d, vectors, factor, given, cap, num_classes, out, out.shape[1], tops
     call(level, "block_scores", out, *arguments, threads=True)
     return tops
 
@@ -154,14 +159,13 @@ def finish_scores(
     scale: Tensor | None,
     bias: Tensor | None,
     softcap: float | None,
-    capped: Tensor | None,
     num_classes: int,
 ) -> Tensor:
     """Turn products (n, C') into scores, in place; returns the maxima of groups of classes. See `Scoring.finish`."""
     tops = scores.new_empty(len(scores), -(-num_classes // GROUP))
     parts = (None if part is None else part.to(scores.dtype).contiguous() for part in (scale, bias))
-    cap = torch.tensor(softcap or 0.0, dtype=torch.float64)
-    call(level, "finish_scores", scores, scores, *scores.shape, num_classes, *parts, cap, capped, tops, threads=True)
+    cap = cap_argument(softcap)
+    call(level, "finish_scores", scores, scores, *scores.shape, num_classes, *parts, cap, tops, threads=True)
     return tops
 
 
@@ -185,7 +189,7 @@ def chain_gradient(
         scale: (C,) or None. capped: (rows, C') or None.
         packed_alone: whether dense rows are left as they are.
     """
-    cap = torch.tensor(softcap or 0.0, dtype=torch.float64)
+    cap = cap_argument(softcap)
     factor = None if scale is None else scale.to(table.dtype).contiguous()
     sizes = len(table), table.stride(0), num_classes
     more = count, places, factor, capped, cap, int(packed_alone)
@@ -222,6 +226,9 @@ class KernelCall:
         self.weights, self.share = plain(target.weights), plain(target.share)
         self.class_weight, self.total = plain(target.class_weight), plain(target.total)
         self.coefficient = plain(target.coefficient)
+        # Parts of rows, of which another rank or another pass knows more, are taken through the cap by the caller.
+        whole = maximum is None and count is None
+        self.cap = cap_argument(block.keywords.softcap if whole else None)
 
     def run(self, function: str, *more: Tensor | int | None) -> None:
         """Call a kernel with the shared arguments and `more`. The gradient takes the place of the scores."""
@@ -232,7 +239,7 @@ class KernelCall:
             self.scores,
             *(self.scores, len(self.scores), self.stride, self.num_classes),
             *(self.ids, self.weights, self.weights.shape[1], self.share, self.class_weight),
-            *(self.total, self.coefficient, self.maximum, self.value, self.scale, self.count, self.tops),
+            *(self.total, self.coefficient, self.maximum, self.value, self.scale, self.count, self.tops, self.cap),
             *more,
             threads=True,
         )

@@ -160,10 +160,10 @@ inline T finish_group(T* s, const T* bias) {
 
 // scores[r, c] = input[r] . vectors[c] factor[c] + bias[c], -inf in the padding, and the maximum of each group of classes
 // in `tops`, +inf where a score is nan. The padding of a row ends at the end of its last group, or before. With a cap
-// above 0 scores are capped, and a copy of them goes to `capped`. What is null is left out.
+// above 0 scores are capped. What is null is left out.
 template <typename T>
 void all_scores(const T* input, int64_t n, int64_t d, const T* vectors, const T* factor, const T* bias, double cap,
-                int64_t classes, T* scores, int64_t stride, T* capped, T* tops, int threads) {
+                int64_t classes, T* scores, int64_t stride, T* tops, int threads) {
   const T height = static_cast<T>(cap), inverse = static_cast<T>(cap > 0 ? 1 / cap : 0);
   const int64_t groups = (classes + GROUP - 1) / GROUP;
   // Some groups at a time, whose rows of scores are one page of memory; fewer where threads would have too little to
@@ -211,7 +211,6 @@ void all_scores(const T* input, int64_t n, int64_t d, const T* vectors, const T*
                 for (int64_t c = 0; c < GROUP; ++c) group[c] += added[c];
               more = nullptr;
               cap_scores(group, GROUP, height, inverse);
-              if (capped) std::copy_n(group, whole ? GROUP : stride - first, capped + (r + m) * stride + first);
             }
             tops[(r + m) * groups + g] = finish_group(group, more);
           }
@@ -349,8 +348,8 @@ void all_gradients(const T* table, const int64_t* places, int64_t n, int64_t str
 #define EXPORT(T, SUFFIX)                                                                                              \
   NATIVE void block_scores_##SUFFIX(const T* input, int64_t n, int64_t d, const T* vectors, const T* factor,           \
                                     const T* bias, const double* cap, int64_t classes, T* scores, int64_t stride,      \
-                                    T* capped, T* tops, int threads) {                                                 \
-    all_scores<T>(input, n, d, vectors, factor, bias, *cap, classes, scores, stride, capped, tops, threads);           \
+                                    T* tops, int threads) {                                                            \
+    all_scores<T>(input, n, d, vectors, factor, bias, *cap, classes, scores, stride, tops, threads);                   \
   }                                                                                                                    \
   NATIVE void dense_gradients_##SUFFIX(const T* table, const int64_t* places, int64_t n, int64_t stride,               \
                                        int64_t classes, const T* queries, const T* scale, int64_t d, const T* vectors, \

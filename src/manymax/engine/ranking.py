@@ -16,7 +16,7 @@ from manymax.engine.options import PAD, Options, read_options
 from manymax.engine.scoring import Scoring
 from manymax.errors import ArgumentError
 from manymax.ops.checks import working
-from manymax.ops.simplex import GROUP_SIZE
+from manymax.ops.topk import topk_block
 
 
 @torch.no_grad()
@@ -55,7 +55,7 @@ def linear_scores(
     for start in range(0, flat.shape[0], block_rows):
         block = out[start : start + block_rows]
         _multiply(flat[start : start + block_rows], linear_weight, block)
-        scoring.finish(block, None)
+        scoring.finish(block)
     return out.reshape(*input.shape[:-1], linear_weight.shape[0])
 
 
@@ -128,35 +128,14 @@ def linear_topk(
         rows = slice(start, min(start + step, flat.shape[0]))
         scores = buffer[: rows.stop - start]
         _multiply(flat[rows], linear_weight, scores[:, :classes])
-        scoring.finish(scores, None)
+        scoring.finish(scores)
         if key is not None:
             scores[:, :classes] = key(scores[:, :classes])
         scores[:, classes:] = -torch.inf  # padding never ranks
         if left_out is not None:  # after the key, which could make a number of -inf; -100 is dropped
             row, column = (left_out[rows] >= 0).nonzero(as_tuple=True)
             scores[row, left_out[rows][row, column]] = -torch.inf
-        values[rows], ids[rows] = _topk_block(scores, k)  # k <= C <= padded: there are always k columns
+        values[rows], ids[rows] = topk_block(scores, k)  # k <= C <= padded: there are always k columns
     ids.masked_fill_(values == -torch.inf, -100)  # excluded, masked by the bias, or padding: no class to recommend
     shape = (*input.shape[:-1], k)
     return values.reshape(shape), ids.reshape(shape)
-
-
-def _topk_block(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Values and columns of the k largest scores of each row, (rows, k) each; the columns are a multiple of 16.
-
-    If a class of the k best were in none of the k groups with the largest maxima, k other classes, the maxima of those
-    groups, would be at least as good. One pass over the scores takes the maxima; topk then sees C/16 numbers and 16 k
-    numbers per row instead of C. Measured with k = 20 and C = 41,000: 2.7 times as fast as topk alone, matmul included.
-    """
-    rows, classes = scores.shape
-    width = classes // GROUP_SIZE
-    if width < 4 * k:  # too few groups to choose among: the second step would see a large part of the classes again
-        return scores.topk(k, dim=1)
-    # Strided groups, not neighbours: the maximum runs over 16 long contiguous stretches, which vectorises.
-    grouped = scores.view(rows, GROUP_SIZE, width)  # group l: classes l, l + width, ...
-    chosen = grouped.amax(1).topk(k, dim=1, sorted=False).indices  # (rows, k)
-    inside = grouped.gather(2, chosen[:, None, :].expand(rows, GROUP_SIZE, k)).reshape(rows, GROUP_SIZE * k)
-    values, position = inside.topk(k, dim=1)
-    # `inside` has the classes as (GROUP_SIZE, k): position = step in the group * k + number of the group.
-    group = chosen.gather(1, position % k)
-    return values, position // k * width + group

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ class RowTarget:
     chosen: (n,) the rows of a table of weights that this is about; None if those are all of them.
     excluded: (n, E) classes of this rank that are left out of the sums of a row, -1 where there is none; or None.
     hit: (n, P) the positives, on any rank, that are left out of the sums of the others; None where there is none.
+    bound: (n,) what the scores of a row are compared with, where the caller gives that; or None.
     """
 
     ids: Tensor | None
@@ -41,6 +43,11 @@ class RowTarget:
     chosen: Tensor | None = None
     excluded: Tensor | None = None
     hit: Tensor | None = None
+    bound: Tensor | None = None
+
+    def tensors(self) -> list[Tensor | None]:
+        """All fields in their order, from which `RowTarget(*tensors)` makes the target again."""
+        return [getattr(self, f.name) for f in fields(self)]
 
     def only(self, rows: Tensor) -> RowTarget:
         """The target of some rows (n,), without a copy of the table if the weights are one: blocks copy their part."""
@@ -52,6 +59,7 @@ class RowTarget:
             total=self.total[rows],
             coefficient=None if self.coefficient is None else self.coefficient[rows],
             chosen=rows if self.chosen is None else self.chosen[rows],
+            bound=None if self.bound is None else self.bound[rows],
         )
 
     def __getitem__(self, rows: slice | Tensor) -> RowTarget:
@@ -70,6 +78,7 @@ class RowTarget:
             None,
             cut(self.excluded),
             cut(self.hit),
+            cut(self.bound),
         )
 
     @property
@@ -222,30 +231,43 @@ def check_live(read: Target, live: Tensor | None, shards: Shards) -> None:
 
 
 def listed(read: Target) -> Target:
-    """The target with rows over all classes as padded ids (N, P), P the largest number of positives of a row."""
+    """The target with rows over all classes as padded ids (..., P), P the largest number of positives of a row.
+
+    Under torch.compile and `torch.func`, where that number is not known, P is the number of classes.
+    """
     if read.ids is not None:
         return read
     present = read.weights != 0
-    # At least one column: tensors without any have no maximum.
-    width = max(1, int(present.sum(1).max())) if len(present) else 1
+    width = present.shape[-1]
+    if readable(present):  # at least one column: tensors without any have no maximum
+        width = max(1, int(present.sum(-1).max())) if present.numel() else 1
     # The topk of a 0/1 row lists its positives first. Rows with fewer are filled up with classes of weight 0.
-    ids = present.to(torch.uint8).topk(width, dim=1).indices
-    return replace(read, ids=ids, weights=read.weights.gather(1, ids))
+    ids = present.to(torch.uint8).topk(width, dim=-1).indices
+    return replace(read, ids=ids, weights=read.weights.gather(-1, ids))
 
 
-def group_pairs(rows: Tensor, target: Tensor) -> tuple[Tensor, Target]:
+@overload
+def group_pairs(rows: Tensor, target: Tensor) -> tuple[Tensor, Target]: ...
+@overload
+def group_pairs(rows: Tensor, target: Tensor, pair_ids: Tensor) -> tuple[Tensor, Target, Tensor]: ...
+def group_pairs(
+    rows: Tensor, target: Tensor, pair_ids: Tensor | None = None
+) -> tuple[Tensor, Target] | tuple[Tensor, Target, Tensor]:
     """Group (row, class) pairs by row, so that the scores of each row are computed once for all of its classes.
 
-    The loss of the groups equals the loss of the pairs; a pair that occurs several times counts as often. Measured on
+    The loss of the groups equals the loss of the pairs, but for members whose positives have one loss together
+    (`Member.joint`); a pair that occurs several times counts as often. Measured on
     30,000 users with 27 pairs each and C = 40,981: an epoch of softmax over users is 22 times as fast as one over
     pairs.
 
     Args:
         rows: (M,) ids of the queries, for example users.
         target: (M,) class ids, one positive per pair.
+        pair_ids: (M,) the numbers of the pairs, for losses that keep averages of them; None if they have none.
 
     Returns:
-        The distinct rows (G,), sorted, and a target for a head that is called with one query for each of them.
+        The distinct rows (G,), sorted, and a target for a head that is called with one query for each of them. With
+        `pair_ids` those of the target as well, (G, P); a pair that occurs several times has its smallest number.
 
     Example:
         >>> import torch, manymax
@@ -257,7 +279,7 @@ def group_pairs(rows: Tensor, target: Tensor) -> tuple[Tensor, Target]:
         tensor([[1., 0.],
                 [1., 1.]])
     """
-    for name, ids in (("rows", rows), ("target", target)):
+    for name, ids in (("rows", rows), ("target", target), ("pair_ids", rows if pair_ids is None else pair_ids)):
         if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
             kind = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
             raise ArgumentTypeError(f"`{name}` must be a tensor of integer ids; got {kind}.")
@@ -265,11 +287,14 @@ def group_pairs(rows: Tensor, target: Tensor) -> tuple[Tensor, Target]:
         raise ArgumentError(
             f"`rows` and `target` must be 1-D and equally long; got {tuple(rows.shape)} and {tuple(target.shape)}."
         )
+    if pair_ids is not None and pair_ids.shape != rows.shape:
+        raise ArgumentError(f"`pair_ids` must be as long as `rows`, {tuple(rows.shape)}; got {tuple(pair_ids.shape)}.")
     # Each pair becomes one number, group x span + class, because sorting numbers is many times faster than sorting
     # pairs. Groups and not rows, and classes from the smallest on, so that the numbers stay far from overflow.
     groups, row = rows.long().unique(return_inverse=True)
     low, high = torch.aminmax(target.long()) if len(target) else (0, 0)
-    pairs, times = (row * (high - low + 1) + (target.long() - low)).unique(return_counts=True)
+    keys = row * (high - low + 1) + (target.long() - low)
+    pairs, times = keys.unique(return_counts=True)
     row, classes = pairs // (high - low + 1), pairs % (high - low + 1) + low
     sizes = row.bincount(minlength=len(groups))  # of the groups; `unique` left the pairs sorted by group
     width = int(sizes.max()) if len(sizes) else 1  # the largest group decides: one large group pads all others
@@ -279,4 +304,10 @@ def group_pairs(rows: Tensor, target: Tensor) -> tuple[Tensor, Target]:
     weights = torch.zeros(len(groups), width, device=rows.device)
     ids[row, column], weights[row, column] = classes, times.to(weights.dtype)
     count = weights.sum(1)
-    return groups, Target(ids, weights, count, count)
+    grouped = Target(ids, weights, count, count)
+    if pair_ids is None:
+        return groups, grouped
+    numbers = torch.zeros_like(ids)
+    smallest = torch.full_like(pairs, torch.iinfo(torch.long).max)
+    numbers[row, column] = smallest.scatter_reduce_(0, torch.searchsorted(pairs, keys), pair_ids.long(), "amin")
+    return groups, grouped, numbers

@@ -28,6 +28,7 @@
 #endif
 
 #include "export.h"
+#include "scoring.h"
 #include "vector_math.h"
 
 // An unnamed namespace: each source file has a copy of its own, and none of these names is visible outside.
@@ -61,6 +62,7 @@ struct Batch {
   T* scale;                // (n,) out: a factor of a dense row that is not multiplied into it
   int64_t* count;          // (n,) out: the number of entries of a packed gradient, -1 of a dense one
   const T* tops;           // (n, groups) the maximum of each group of GROUP classes, or null; see Row::scan
+  double cap;              // the soft cap of the scores, which the gradient is to be taken through; 0 for none
 
   // Whether every class has a target weight, so that no gradient has few entries.
   bool dense_target() const { return ids == nullptr || share != nullptr; }
@@ -177,6 +179,7 @@ struct Row {
   Buffer<T> found;             // scores above a cut, relative to the origin
   Buffer<int32_t> at, places;  // the class of each of them; the number of cuts below each (rankmax)
   Buffer<double> values;       // the gradient at these classes; double, because probability and target cancel
+  Buffer<T> capped;            // a copy of the scores, if they are under a soft cap
 
   // The largest score, or nan if one is nan; fills `tops`. A comparison with nan is false, so that a plain maximum
   // would pass over it: it is looked for in the same pass, without a branch that would keep the loop from being
@@ -321,15 +324,32 @@ void for_rows(T* scores, int64_t n, int64_t stride, int64_t classes, int threads
   }
 }
 
+// The same for the rows of a batch, which `work` replaces by their gradients. Under a soft cap a gradient is then
+// multiplied by the slopes of the cap, which are a function of the scores that it has replaced: a copy of them is kept
+// for one row, which stays in cache, where a copy of the block would be a second table.
+template <typename T, typename Work>
+void for_rows(const Batch<T>& b, int threads, Work work) {
+  for_rows(b.scores, b.n, b.stride, b.classes, threads, [&](int64_t r, Row<T>& row) {
+    if (b.cap == 0 || !b.coefficient) return work(r, row);
+    row.capped.resize(row.classes);
+    std::copy_n(row.scores, row.classes, row.capped.begin());
+    work(r, row);
+    const T inverse = static_cast<T>(1 / b.cap);
+    if (b.count[r] < 0) return times_slope(row.scores, row.capped.data(), row.classes, inverse);
+    const int32_t* const at = reinterpret_cast<const int32_t*>(row.scores + row.half);
+    for (int64_t k = 0; k < b.count[r]; ++k) row.scores[k] *= slope_of(row.capped[at[k]], inverse);
+  });
+}
+
 }  // namespace
 
 // The arguments of a kernel in the order in which native.py passes them, and the Batch that they make.
 #define BATCH_ARGUMENTS(T)                                                                                             \
   T *scores, int64_t n, int64_t stride, int64_t classes, const int64_t *ids, const T *weights, int64_t positives,      \
       const T *share, const T *class_weight, const T *total, const T *coefficient, T *maximum, double *value,          \
-      T *scale, int64_t *count, const T *tops
+      T *scale, int64_t *count, const T *tops, const double *cap
 #define BATCH(T)                                                                                                       \
   Batch<T> {                                                                                                           \
     scores, n, stride, classes, ids, weights, positives, share, class_weight, total, coefficient, maximum, value,      \
-        scale, count, tops                                                                                             \
+        scale, count, tops, *cap                                                                                       \
   }

@@ -25,6 +25,7 @@ class SampledScores:
     log_q_positive: (...), log_q_negative: (..., K): log q, 0 where it was not given.
     num_negatives: k, the number of negatives drawn on all ranks, masked ones included; on one rank that is K. Masked
         draws count, because the estimate is a mean over draws.
+    num_classes: C; 0 where only scores are given, which do not tell it.
     ranks: complete sums over the negatives.
     own: (..., K) False in columns that are no draws: those that fill up the rows of this rank, and given negatives;
         None where there are none.
@@ -36,6 +37,7 @@ class SampledScores:
     log_q_positive: Tensor
     log_q_negative: Tensor
     num_negatives: int
+    num_classes: int
     ranks: Ranks
     own: Tensor | None = None
     decoupled: bool = False
@@ -49,6 +51,7 @@ class DrawnBlock:
     positive: (n,). negative: (n, k), -inf where masked; may be overwritten.
     log_q_positive: (n,), log_q: (k,).
     shift: (n,) to be added to log q of positives and negatives of a row; None for 0.
+    num_classes: C.
     coefficient: (n,) factor of each row's loss in the result; None if no gradient is wanted.
     level: of the native library; None for plain torch.
     """
@@ -58,6 +61,7 @@ class DrawnBlock:
     log_q_positive: Tensor
     log_q: Tensor
     shift: Tensor | None
+    num_classes: int
     coefficient: Tensor | None
     level: str | None
 
@@ -66,7 +70,8 @@ class DrawnBlock:
         log_q_positive, log_q = self.log_q_positive, self.log_q.expand(self.negative.shape)
         if self.shift is not None:
             log_q_positive, log_q = log_q_positive + self.shift, log_q + self.shift.unsqueeze(1)
-        return SampledScores(self.positive, self.negative, log_q_positive, log_q, self.negative.shape[1], ALONE)
+        sizes = self.negative.shape[1], self.num_classes
+        return SampledScores(self.positive, self.negative, log_q_positive, log_q, *sizes, ALONE)
 
 
 @dataclass(frozen=True)
@@ -92,17 +97,21 @@ class DrawnKernel:
 
     rows: from sampled scores to the losses of the positives, (...).
     masks_hits: whether negatives that equal the positive are masked.
+    misses: whether it is told the log q of a draw that is no hit, and k counts only these; see `shift_of_misses`.
     needs_log_q: the name of a setting that makes no sense without the log q of the sampler, for the error; or None.
     setting: a scalar tensor in which the loss is differentiated too, or None.
     block: from a block of rows that share their negatives to losses and gradient, where that is faster than to
         differentiate `rows`; or None.
+    gamma: the share of a step's sum in the moving average that each training pair keeps; None where none is kept.
     """
 
     rows: Callable[[SampledScores], Tensor]
     masks_hits: bool = False
+    misses: bool = False
     needs_log_q: str | None = None
     setting: Tensor | None = None
     block: Callable[[DrawnBlock], DrawnGradient] | None = None
+    gamma: float | None = None
 
     def gradient(self, block: DrawnBlock, wants_setting: bool) -> DrawnGradient:
         """Losses and gradient of a block: by the member's closed form, or by differentiating its losses."""
@@ -170,6 +179,7 @@ def read_sample(
         read_log_q("log_q_positive", log_q_positive, pos, tuple(pos.shape)),
         read_log_q("log_q_negative", log_q_negative, pos, shape),
         shape[-1],  # before masking: k is the number of draws
+        0,
         ALONE,  # given scores are all there are
     )
     return sample, dtype
@@ -195,7 +205,14 @@ def check_values(positive: Tensor, negative: Tensor) -> None:
 
 
 def read_number(name: str, value: Tensor | float, like: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A number or a tensor as a tensor of `shape`, in the dtype and on the device of `like`."""
+    """A number or a tensor as a tensor of `shape`, in the dtype and on the device of `like`; refused if not finite."""
+    value = _as_tensor(name, value, like, shape)
+    if visible(value) and value.numel() and not value.isfinite().all():
+        raise ArgumentError(f"`{name}` must be finite; got {value[~value.isfinite()][0].item()}.")
+    return value
+
+
+def _as_tensor(name: str, value: Tensor | float, like: Tensor, shape: tuple[int, ...]) -> Tensor:
     if not isinstance(value, (Tensor, float, int)):
         raise ArgumentTypeError(f"`{name}` must be a number or a tensor; got {type(value).__name__}.")
     return _expand(name, torch.as_tensor(value, dtype=like.dtype, device=like.device), shape)
@@ -211,7 +228,7 @@ def _expand(name: str, value: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 def read_log_q(name: str, log_q: Tensor | float | None, like: Tensor, shape: tuple[int, ...]) -> Tensor:
     """log q as a tensor of `shape`, 0 where it was not given; refused where it is not finite."""
-    value = read_number(name, 0.0 if log_q is None else log_q, like, shape)
+    value = _as_tensor(name, 0.0 if log_q is None else log_q, like, shape)
     # -inf would make a weight of 1 / q infinite, and a loss of nan some steps later.
     if visible(value) and value.numel() and not value.isfinite().all():
         raise ArgumentError(
@@ -219,6 +236,21 @@ def read_log_q(name: str, log_q: Tensor | float | None, like: Tensor, shape: tup
             f" {value[~value.isfinite()][0].item()}. Smooth the proposal so that every class can be drawn."
         )
     return value
+
+
+def shift_of_misses(share: Tensor, log_q_positive: Tensor) -> Tensor:
+    """log(n / k) - log(1 - q_y), (...), which added to log(k q_j) makes it log(n q_j / (1 - q_y)).
+
+    A draw that is not the positive y has the distribution q_j / (1 - q_y), and n of the k draws are such.
+
+    Args:
+        share: (...) float64, n / k. Where it is 0 the shift does not matter, and is 0.
+        log_q_positive: (...) log q_y.
+    """
+    others = -torch.expm1(log_q_positive.double())  # 1 - q_y with all digits
+    # Where an estimate of q_y says that nothing but y can be drawn, the draws say otherwise.
+    others = others.clamp(min=torch.finfo(others.dtype).eps)
+    return torch.where(share > 0, torch.where(share > 0, share, 1).log() - others.log(), 0)
 
 
 def _read_hits(hits: Tensor | None, hit_policy: str, shape: tuple[int, ...]) -> Tensor | None:

@@ -11,7 +11,7 @@ namespace {
 // is nan. What is null is left out; a cap of 0 is none. A masked class, whose bias is -inf, stays masked.
 template <typename T>
 void finish_scores(T* scores, int64_t n, int64_t stride, int64_t classes, const T* scale, const T* bias, double cap,
-                   T* capped, T* tops, int threads) {
+                   T* tops, int threads) {
   const int64_t groups = (classes + GROUP - 1) / GROUP;
   const T height = static_cast<T>(cap), inverse = static_cast<T>(cap > 0 ? 1 / cap : 0);
   constexpr T lowest = -std::numeric_limits<T>::infinity();
@@ -28,7 +28,6 @@ void finish_scores(T* scores, int64_t n, int64_t stride, int64_t classes, const 
         for (int64_t c = 0; c < size; ++c) s[c] += bias[first + c];
       }
       if (cap > 0) cap_scores(s, size, height, inverse);
-      if (capped) std::copy_n(s, size, capped + r * stride + first);
       T most = lowest;
       int32_t nan = 0;
 #pragma omp simd reduction(max : most) reduction(| : nan)
@@ -73,8 +72,8 @@ void chain_gradient(T* table, int64_t n, int64_t stride, int64_t classes, const 
 // C functions for ctypes, one per precision; arguments as engine/native.py passes them.
 #define EXPORT(T, SUFFIX)                                                                                              \
   NATIVE void finish_scores_##SUFFIX(T* scores, int64_t n, int64_t stride, int64_t classes, const T* scale,            \
-                                     const T* bias, const double* cap, T* capped, T* tops, int threads) {              \
-    finish_scores(scores, n, stride, classes, scale, bias, *cap, capped, tops, threads);                               \
+                                     const T* bias, const double* cap, T* tops, int threads) {                         \
+    finish_scores(scores, n, stride, classes, scale, bias, *cap, tops, threads);                                       \
   }                                                                                                                    \
   NATIVE void chain_gradient_##SUFFIX(T* table, int64_t n, int64_t stride, int64_t classes, const int64_t* count,      \
                                       const int64_t* places, const T* scale, const T* capped, const double* cap,       \

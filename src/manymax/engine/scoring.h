@@ -2,19 +2,18 @@
 
 #pragma once
 
+#include <cmath>
+
 #include "vector_math.h"
 
 namespace {
 
-// tanh(x). With y = -2 |x|, tanh |x| = (1 - e^y) / (1 + e^y). Near 0 the difference would lose its digits, so that
-// e^y - 1 = y + y^2 P(y) is taken from the polynomial of the exponential, where that needs no reduction of y.
+// tanh(x). With y = -2 |x|, tanh |x| = (1 - e^y) / (1 + e^y). Near 0 the difference would lose its digits: it is taken
+// from expm1_of.
 template <typename T>
 INLINE T tanh_of(T x) {
-  const T y = -2 * (x < 0 ? -x : x);
-  const T small = y + y * y * polynomial(Layout<T>::EXP, y), large = exp_of(y) - 1;
-  const T minus_one = y > T(-0.34) ? small : large;
-  const T size = -minus_one / (2 + minus_one);
-  return x < 0 ? -size : size;
+  const T minus_one = expm1_of(-2 * std::fabs(x));
+  return std::copysign(minus_one / (2 + minus_one), x);
 }
 
 // The derivative of the capped score s' = cap tanh(s / cap) in s.

@@ -47,7 +47,7 @@ class ScaledQueries(torch.autograd.Function):
         """With y = q / D, D = |q| tau: dL/dq = (g - y (y . g) tau^2) / D, and dL/dtau = -sum(y . g) / tau."""
         queries, temperature = ctx.saved_tensors
         divisor = _divisor(queries, temperature, ctx.normalize)
-        along = (queries * grad).sum(-1, keepdim=True) / divisor  # y . g
+        along = torch.linalg.vecdot(queries, grad).unsqueeze(-1) / divisor  # y . g; no table of products
         of_temperature = -along.sum() / temperature if ctx.needs_input_grad[1] else None
         if not ctx.needs_input_grad[0]:
             return None, of_temperature, None
@@ -55,7 +55,7 @@ class ScaledQueries(torch.autograd.Function):
             return grad / divisor, of_temperature, None
         across = torch.addcmul(grad, queries, along / divisor * temperature.square(), value=-1)
         # A zero vector stays zero, with a gradient of 0: it has no direction.
-        return across * (queries.any(-1, keepdim=True) / divisor), of_temperature, None
+        return across.mul_(queries.any(-1, keepdim=True) / divisor), of_temperature, None
 
 
 def _divisor(queries: Tensor, temperature: Tensor, normalize: bool) -> Tensor:
@@ -63,7 +63,7 @@ def _divisor(queries: Tensor, temperature: Tensor, normalize: bool) -> Tensor:
     if not normalize:
         return temperature
     # The square is taken of 1 where a vector is zero: the derivative of a norm at zero is nan, chosen or not.
-    square = queries.square().sum(-1, keepdim=True)
+    square = torch.linalg.vecdot(queries, queries).unsqueeze(-1)
     return torch.where(square > 0, square, 1).sqrt() * temperature
 
 
@@ -104,19 +104,18 @@ class Scoring:
         """Whether a score is the product and the bias, and nothing else."""
         return self.scale is None and self.softcap is None
 
-    def transform(self, capped: Tensor | None) -> native.Transform:
+    def transform(self, capped: Tensor | None = None) -> native.Transform:
         """The same for native code, which does it where it computes products and their gradients."""
         return native.Transform(self.scale, self.softcap, capped)
 
-    def finish(self, scores: Tensor, capped: Tensor | None) -> Tensor | None:
+    def finish(self, scores: Tensor) -> Tensor | None:
         """Turn products into scores, in place; returns the maxima of groups of classes where native code does it.
 
         Args:
             scores: (n, C'), products; columns beyond the classes are padding and hold -inf.
-            capped: (n, C'), where a copy of the capped scores is to be written; None if nobody needs it.
         """
         if self.level is not None:
-            how = self.scale, self.bias, self.softcap, capped, self.num_classes
+            how = self.scale, self.bias, self.softcap, self.num_classes
             return native.finish_scores(self.level, scores, *how)
         table = scores[:, : self.num_classes]
         if self.scale is not None:
@@ -126,8 +125,6 @@ class Scoring:
         if self.softcap is not None:
             masked = table == -torch.inf
             table.div_(self.softcap).tanh_().mul_(self.softcap).masked_fill_(masked, -torch.inf)
-            if capped is not None:
-                capped.copy_(scores)
         return None
 
     def chain_packed(self, part: Mixed, capped: Tensor | None) -> None:
@@ -140,7 +137,8 @@ class Scoring:
 
         Args:
             part: of the gradient of a block.
-            capped: (n, C') the capped scores of the block; None without a soft cap.
+            capped: (n, C') the capped scores of the block; None without a soft cap, or where the kernel has taken the
+                gradient through it.
         """
         if isinstance(part, Sparse):
             values = part.values

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from manymax.errors import ArgumentError, ArgumentTypeError, check_choice
-from manymax.ops.checks import learned, visible
+from manymax.ops.checks import learned, readable, visible
 from manymax.ops.reduction import REDUCTIONS
 
 # What the loss of a row with several positives is; see above. Every loss and head takes both.
@@ -127,10 +127,10 @@ def read_target(
         multilabel: "sum" or "normalized", which decides about the divisor of a mean.
     """
     if isinstance(target, Target):
-        return _read_grouped(form, target, _read_weight(form, weight), multilabel)
+        return _read_grouped(form, target, _read_weight(form, weight, multilabel), multilabel)
     ignored = -100 if ignore_index is None else ignore_index  # torch's linear_cross_entropy takes None too
     if isinstance(target, SoftTarget):
-        return _read_soft(form, target, _read_weight(form, weight), ignored)
+        return _read_soft(form, target, _read_weight(form, weight, multilabel), ignored)
     if not isinstance(target, Tensor):
         raise ArgumentTypeError(f"`target` must be a tensor; got {type(target).__name__}.")
     if target.is_complex():
@@ -138,7 +138,7 @@ def read_target(
     # The dtype decides about the form: bool and float rows have a number for each class, integers are ids.
     rowwise = target.dtype == torch.bool or target.is_floating_point()
     _check_shape(form, target, rowwise)
-    class_weight = _read_weight(form, weight)
+    class_weight = _read_weight(form, weight, multilabel)
     if rowwise:
         return _read_rows(form, target, class_weight, multilabel)
     return _read_ids(form, target, class_weight, ignored, multilabel)
@@ -188,21 +188,35 @@ def _read_soft(form: Form, target: SoftTarget, weight: Tensor | None, ignore_ind
     return Target(ids, weights if weight is None else weights * weight[ids], present, present)
 
 
-def check_weight(weight: Tensor | None, num_classes: int) -> Tensor | None:
-    """The class weights as they are; raises unless they are None or a float tensor (num_classes,)."""
+def check_weight(weight: Tensor | None, num_classes: int | None) -> Tensor | None:
+    """The class weights as they are; raises unless they are None or finite floats (num_classes,), or (...) for None."""
     if weight is None:
         return None
     if not isinstance(weight, Tensor) or not weight.is_floating_point():
         kind = weight.dtype if isinstance(weight, Tensor) else type(weight).__name__
         raise ArgumentTypeError(f"`weight` must be a float tensor of one weight per class; got {kind}.")
-    if weight.shape != (num_classes,):
+    if num_classes is not None and weight.shape != (num_classes,):
         raise ArgumentError(f"`weight` must have shape ({num_classes},); got {tuple(weight.shape)}.")
+    if visible(weight) and not weight.isfinite().all():  # every loss and gradient with one would be nan
+        raise ArgumentError(
+            f"`weight` must hold finite numbers; got {weight[~weight.isfinite()][0].item()}. A class of weight 0 does"
+            " not count."
+        )
     return weight
 
 
-def _read_weight(form: Form, weight: Tensor | None) -> Tensor | None:
+def negative_weights(weight: Tensor | None) -> bool:
+    """Whether some class weight is known to be negative."""
+    return weight is not None and readable(weight) and bool((weight < 0).any())
+
+
+def _read_weight(form: Form, weight: Tensor | None, multilabel: str) -> Tensor | None:
     """The class weights, checked, in the dtype of the arithmetic."""
     checked = check_weight(weight, form.shape[-1])
+    if multilabel == "normalized" and negative_weights(checked):
+        raise ArgumentError(
+            '`weight` must not be negative with `multilabel="normalized"`: t / |t| is no distribution then. Take "sum".'
+        )
     return None if checked is None else checked.to(form.dtype)
 
 
@@ -283,15 +297,16 @@ def _read_ids(form: Form, target: Tensor, weight: Tensor | None, ignore_index: i
 def _check_not_many_hot(form: Form, target: Tensor) -> None:
     """Refuse integer rows of C zeros and ones: a many-hot row with the wrong dtype, not C ids.
 
-    Read as ids they would silently mean the classes 0 and 1. With two classes they can be meant as ids.
+    Read as ids they would silently mean the classes 0 and 1. With two classes that can be meant: a column more says so.
     """
     # Only where the shape is that of the scores; a check of all values, so that a single id of 2 or more decides.
-    if tuple(target.shape) != form.shape or form.shape[-1] <= 2 or not target.numel() or not visible(target):
+    if tuple(target.shape) != form.shape or form.shape[-1] < 2 or not target.numel() or not visible(target):
         return
     if bool(((target == 0) | (target == 1)).all()):
         raise ArgumentTypeError(
             f"`target` of dtype {target.dtype} and the shape of `scores` holds only 0 and 1: a many-hot row must be"
-            " bool. Pass `target.bool()`."
+            " bool. Pass `target.bool()`; if these are ids, say so by a column of padding,"
+            " `torch.nn.functional.pad(target, (0, 1), value=-100)`."
         )
 
 
@@ -311,7 +326,10 @@ def check_positives(inner: Tensor) -> None:
     """Raise if sum_i t_i s_i, (...), is infinite, which shows that a positive is masked."""
     # One number per row tells: no pass over all scores.
     if visible(inner) and (inner.abs() == torch.inf).any():
-        raise ArgumentError("`target` names a class whose score is -inf: a masked class cannot be a positive.")
+        raise ArgumentError(
+            "`target` names a class whose score is -inf (or so far below the largest one that no number holds their"
+            " difference): a masked class cannot be a positive."
+        )
 
 
 def row_losses(

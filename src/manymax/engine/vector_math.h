@@ -1,12 +1,13 @@
-// Exponential and logarithm without a branch, so that a loop over classes that calls them is vectorised by every
-// compiler and at every dispatch level. The functions of the C library are not: some compilers have vector versions
-// only under -ffast-math, which assumes that there is no nan and no infinity, and scores are masked by -inf.
+// Exponential, logarithm and arctangent without a branch, so that a loop over classes that calls them is vectorised by
+// every compiler and at every dispatch level. The functions of the C library are not: some compilers have vector
+// versions only under -ffast-math, which assumes that there is no nan and no infinity, and scores are masked by -inf.
 //
 // Polynomials are Chebyshev fits of the functions named beside them. Errors are below two units in the last place of
-// the result, and below three in log1p_of.
+// the result, and below three in log1p_of and atan_of.
 
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -33,6 +34,8 @@ struct Layout<float> {
   static constexpr float EXP[] = {1.39261836e-3f, 8.36317905e-3f, 4.16665546e-2f, 1.66665770e-1f, 0.5f};
   // (2 atanh(s) - 2 s) / s^3 in s^2
   static constexpr float LOG[] = {2.95820236e-1f, 3.99887348e-1f, 6.66666852e-1f};
+  // (atan(t) - t) / t^3 in t^2 on |t| <= tan(pi / 8)
+  static constexpr float ATAN[] = {-6.45192821e-2f, 1.07437315e-1f, -1.42639556e-1f, 1.99995405e-1f, -3.33333318e-1f};
 };
 
 template <>
@@ -51,6 +54,10 @@ struct Layout<double> {
   static constexpr double LOG[] = {
       1.3089445145246311412e-1, 1.3268503312794760136e-1, 1.5386249788196104628e-1, 1.8181795454526501038e-1,
       2.2222222393452627488e-1, 2.8571428570795934749e-1, 4.0000000000000889534e-1, 6.6666666666666666462e-1};
+  static constexpr double ATAN[] = {
+      -1.9176887119062258989e-2, 3.9231658295587191303e-2,  -5.0854497379402598613e-2, 5.8581489128022098816e-2,
+      -6.6645114473819480001e-2, 7.6921831908260865637e-2,  -9.0909045781239018905e-2, 1.1111111015256361727e-1,
+      -1.4285714284666542922e-1, 1.9999999999995520678e-1, -3.3333333333333330160e-1};
 };
 
 template <typename To, typename From>
@@ -70,19 +77,33 @@ INLINE T polynomial(const T (&coefficients)[N], T x) {
   return value;
 }
 
+// x = n log(2) + r for LOWEST <= x <= 0: e^r - 1, and 2^n in `scale`.
+template <typename T>
+INLINE T reduced_expm1(T x, T& scale) {
+  using L = Layout<T>;
+  // The sum with ROUND has n in its last bits.
+  const T shifted = x * T(1.44269504088896340736) + L::ROUND;
+  const T n = shifted - L::ROUND;
+  const T r = (x - n * L::LN2_HIGH) - n * L::LN2_LOW;
+  // n becomes the exponent. What ROUND has in its other bits is shifted out.
+  scale = bits_as<T>((bits_as<typename L::Bits>(shifted) << L::MANTISSA) + L::ONE);
+  return polynomial(L::EXP, r) * (r * r) + r;
+}
+
 // e^x for x <= 0; exactly 0 for x <= -87 (float) or x <= -708 (double), -inf included.
 template <typename T>
 INLINE T exp_of(T x) {
-  using L = Layout<T>;
-  const T kept = x > L::LOWEST ? x : L::LOWEST;
-  // x = n log(2) + r: the sum with ROUND has n in its last bits.
-  const T shifted = kept * T(1.44269504088896340736) + L::ROUND;
-  const T n = shifted - L::ROUND;
-  const T r = (kept - n * L::LN2_HIGH) - n * L::LN2_LOW;
-  const T value = polynomial(L::EXP, r) * (r * r) + r + T(1);
-  // 2^n: n becomes the exponent. What ROUND has in its other bits is shifted out.
-  const T scale = bits_as<T>((bits_as<typename L::Bits>(shifted) << L::MANTISSA) + L::ONE);
-  return x > L::LOWEST ? value * scale : T(0);
+  T scale;
+  const T value = reduced_expm1(x > Layout<T>::LOWEST ? x : Layout<T>::LOWEST, scale) + T(1);
+  return x > Layout<T>::LOWEST ? value * scale : T(0);
+}
+
+// e^x - 1 for x <= 0, with all digits where it is near 0: 2^n (e^r - 1) + (2^n - 1), of which the second part is then 0.
+template <typename T>
+INLINE T expm1_of(T x) {
+  T scale;
+  const T value = reduced_expm1(x > Layout<T>::LOWEST ? x : Layout<T>::LOWEST, scale);
+  return scale * value + (scale - T(1));
 }
 
 // log(x) for a normal number x > 0.
@@ -106,6 +127,19 @@ INLINE T log1p_of(T y) {
   const T u = T(1) + y;
   // What rounding took from u, relative to it, is added again: it is all there is where y is tiny.
   return log_of(u) + (y - (u - T(1))) / u;
+}
+
+// atan(x), of infinities too. Far from 0 it is that of a small t: pi/2 + atan(-1 / |x|) or,
+// in between, pi/4 + atan((|x| - 1) / (|x| + 1)).
+template <typename T>
+INLINE T atan_of(T x) {
+  const T a = std::fabs(x);
+  const bool far = a > T(2.41421356237309504880), middle = a > T(0.41421356237309504880);  // tan(3 pi / 8), tan(pi / 8)
+  const T above = far ? T(-1) : middle ? a - T(1) : a;
+  const T below = far ? a : middle ? a + T(1) : T(1);
+  const T base = far ? T(1.57079632679489661923) : middle ? T(0.78539816339744830962) : T(0);
+  const T t = above / below, z = t * t;
+  return std::copysign(base + (polynomial(Layout<T>::ATAN, z) * z * t + t), x);
 }
 
 }  // namespace

@@ -40,7 +40,7 @@ _classes: dict[str, tuple[Member, type[LinearHead]]] = {}
 
 def function_name(member: Member) -> str:
     """The name of a member's head as a function."""
-    return f"linear_{member.name}_loss"
+    return f"linear_{member.loss_name}"
 
 
 def class_name(member: Member) -> str:
@@ -228,6 +228,8 @@ def _class_parameters(member: Member, base: type[KernelHead]) -> list[inspect.Pa
         parameters.append(inspect.Parameter("sampler", POSITIONAL, default=None, annotation="Sampler | None"))
         parameters.append(inspect.Parameter("num_negatives", POSITIONAL, default=100, annotation="int | None"))
         parameters += _settings(member, KEYWORD)
+        if member.per_pair is not None:
+            parameters.append(inspect.Parameter("num_pairs", KEYWORD, default=None, annotation="int | None"))
     else:
         parameters += _settings(member, POSITIONAL)
     if any(setting.learned for setting in member.settings):
@@ -286,6 +288,8 @@ def _class_doc(member: Member, base: type[KernelHead]) -> str:
             "    num_negatives: k, the number of negatives drawn for each positive.",
         ]
     lines += [f"    {s.name}: {s.help}" for s in member.settings]
+    if member.per_pair is not None:
+        lines.append(f"    num_pairs: how many training pairs there are, for `{member.per_pair}`; see `pair_averages`.")
     if any(setting.learned for setting in member.settings):
         lines.append("    learnable: learn the setting along with the model; its value is then where training begins.")
     lines += ["    bias, device, dtype: of the head's own class vectors."]
@@ -300,11 +304,14 @@ def _shared_docs(names: Sequence[str]) -> list[str]:
         "sparse_grad": "sparse_grad: give class vectors and bias gradients of the touched rows only, sparse tensors.",
         "generator": "generator: the source of randomness of the draws; torch's default one if None.",
         "negatives": "negatives: (..., H) ids that are negatives of their row beside the drawn ones, padded with -100.",
+        "pair_ids": "pair_ids: for losses that keep averages: the number of each positive's pair, shaped like the ids.",
+        "pair_averages": "pair_averages: (num_pairs,) log of each pair's average, -inf at first; changed in place.",
         "normalize": "normalize: divide queries and class vectors by their norms; a zero vector stays zero.",
         "temperature": "temperature: divides the products of queries and class vectors; a tensor gets its gradient.",
         "softcap": "softcap: c, for scores c tanh(s / c); a masked class stays masked.",
         "exclude": "exclude: (..., E) ids left out of the sums of their row, padded with -100; its positive stays in.",
         "decoupled": "decoupled: leave the positive out of the sum of its own loss, which may then be negative.",
+        "bound": "bound: (...) compared with the scores of its row, instead of the K-th largest; held constant.",
         "weight": "weight: (C,) class weights.",
         "row_weight": "row_weight: (...) a factor of the loss of each row; a mean divides by their sum.",
         "reduction": 'reduction: "none", "mean" or "sum".',

@@ -34,8 +34,8 @@ REPLACED = {
 }
 
 # Scores held at a time. A batch has few candidates, so that blocks of the usual size would be most of the memory of the
-# loss; with these, 8,192 pairs take as long and 30 MB instead of 56.
-BLOCK_SCORES = 3 << 19
+# loss; with these, 8,192 pairs take as long and 18 MB instead of 56.
+BLOCK_SCORES = 1 << 20
 
 # Heads are made once: their signatures and documentation take longer than a small batch. The member is kept beside, so
 # that another one of the same name gets a head of its own.

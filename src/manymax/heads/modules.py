@@ -14,6 +14,7 @@ from manymax.engine.head import LinearHead
 from manymax.engine.keywords import EXACT_KEYWORDS, PER_CALL, SAMPLED_KEYWORDS, Keywords, read_keywords
 from manymax.engine.linear import HeadCall, exact_loss, quadratic_loss, read_call
 from manymax.engine.member import Setting
+from manymax.engine.pair_averages import averages_of, read_num_pairs
 from manymax.engine.ranks import Shards
 from manymax.engine.target import SoftTarget, Target
 from manymax.ops.checks import full_precision
@@ -118,6 +119,7 @@ class KernelHead(LinearHead):
         linear_weight: Tensor | None = None,
         *,
         exclude: Tensor | None = None,
+        bound: Tensor | None = None,
         row_weight: Tensor | None = None,
         num_items: float | Tensor | None = None,
     ) -> Tensor:
@@ -125,7 +127,8 @@ class KernelHead(LinearHead):
 
         The other keywords are those of the function of the same name that hold something about each row.
         """
-        return self._call(input, target, linear_weight, exclude=exclude, row_weight=row_weight, num_items=num_items)
+        rows = {"exclude": exclude, "bound": bound, "row_weight": row_weight, "num_items": num_items}
+        return self._call(input, target, linear_weight, **rows)
 
     def _call(
         self, input: Tensor, target: Tensor | Target | SoftTarget, linear_weight: Tensor | None, **per_call: Any
@@ -202,6 +205,7 @@ class SampledHead(KernelHead):
     about = "A step touches only the drawn class vectors. There are no second derivatives."
     honours = frozenset({"sparse_grad", "retain_graph", "backend", "compiled"})
     honours_why = "it computes the scores of drawn classes only, and no blocks of scores"
+    pair_averages: Tensor | None  # (num_pairs,) log u of each training pair, if the head keeps them
 
     def __init__(
         self,
@@ -209,14 +213,23 @@ class SampledHead(KernelHead):
         num_classes: int,
         sampler: Sampler | None = None,
         num_negatives: int | None = 100,
+        num_pairs: int | None = None,
         **given: Any,
     ) -> None:
         super().__init__(in_features, num_classes, **given)
+        keeps = self.member.keeps_pairs(self.settings())
+        self.register_buffer("pair_averages", read_num_pairs(num_pairs, keeps, given.get("device")))
         self.sampler = UniformSampler(num_classes) if sampler is None else sampler
         check_sampler(self.sampler, num_classes)
         if self.member.check is not None:
             self.member.check(num_negatives=num_negatives, **self.settings())
         self.num_negatives = num_negatives
+
+    def read(self, *arguments: Any, pair_averages: Tensor | None = None, **per_call: Any) -> HeadCall:
+        """Read and check a call, with the head's own averages of pairs unless it is given others."""
+        if self.member.keeps_pairs(self.settings()):
+            pair_averages = averages_of(self, self.pair_averages if pair_averages is None else pair_averages)
+        return super().read(*arguments, pair_averages=pair_averages, **per_call)
 
     @outside_of_graphs
     def forward(
@@ -226,16 +239,20 @@ class SampledHead(KernelHead):
         linear_weight: Tensor | None = None,
         *,
         negatives: Tensor | None = None,
+        pair_ids: Tensor | None = None,
+        pair_averages: Tensor | None = None,
         exclude: Tensor | None = None,
         row_weight: Tensor | None = None,
         num_items: float | Tensor | None = None,
     ) -> Tensor:
         """The loss of queries (..., d); `linear_weight` (C, d) replaces the head's own class vectors.
 
-        The other keywords are those of the function of the same name that hold something about each row.
+        `pair_averages` replaces its own. The other keywords are those of the function of the same name that hold
+        something about each row.
         """
         rows = {"negatives": negatives, "exclude": exclude, "row_weight": row_weight, "num_items": num_items}
-        return self._call(input, target, linear_weight, **rows)
+        pairs = {"pair_ids": pair_ids, "pair_averages": pair_averages}
+        return self._call(input, target, linear_weight, **rows, **pairs)
 
     def compute(self, call: HeadCall) -> Tensor:
         """The loss of a call with fresh negatives, the same on every rank."""

@@ -5,13 +5,18 @@ from manymax.members import (
     bce,
     bpr,
     entmax,
+    gbce,
     hierarchical_softmax,
+    lambda_loss,
     nce,
+    psl,
     rankmax,
     rg,
     sampled_softmax,
+    sl_at_k,
     softmax,
     sparsemax,
+    talos,
     taylor_softmax,
 )
 from manymax.table import Table
@@ -23,6 +28,10 @@ FAMILY: Table[Member] = Table(
     entmax.MEMBER,
     rankmax.MEMBER,
     taylor_softmax.MEMBER,
+    sl_at_k.MEMBER,
+    psl.MEMBER,
+    talos.MEMBER,
+    lambda_loss.MEMBER,
     sampled_softmax.MEMBER,
     nce.MEMBER,
     hierarchical_softmax.MEMBER,
@@ -31,7 +40,7 @@ FAMILY: Table[Member] = Table(
 
 # Losses outside of the family that it is compared with. Their entries have the same fields as those of members, so that
 # heads and studies use them in the same way.
-REFERENCE_LOSSES: Table[Member] = Table("reference loss", bpr.MEMBER, bce.MEMBER)
+REFERENCE_LOSSES: Table[Member] = Table("reference loss", bpr.MEMBER, bce.MEMBER, gbce.MEMBER)
 
 # The loss that approximations are measured against, and that reports compare every other loss with.
 BASELINE: Member = softmax.MEMBER

@@ -1,11 +1,12 @@
 """Samplers: the proposal distributions from which negatives are drawn. `SAMPLERS` is the table of all of them."""
 
-from manymax.samplers import dns, in_batch, log_uniform, midx, popularity, two_pass, uniform
+from manymax.samplers import dns, in_batch, log_uniform, midx, mixed, popularity, two_pass, uniform
 from manymax.samplers.base import Draw, FixedSampler, Sampler, SamplerEntry
 from manymax.samplers.dns import DNSSampler
 from manymax.samplers.in_batch import InBatchSampler
 from manymax.samplers.log_uniform import LogUniformSampler
 from manymax.samplers.midx import MIDXSampler
+from manymax.samplers.mixed import MixedSampler
 from manymax.samplers.popularity import PopularitySampler
 from manymax.samplers.streaming import StreamingFrequency
 from manymax.samplers.two_pass import TwoPassSampler
@@ -18,6 +19,7 @@ SAMPLERS: Table[SamplerEntry] = Table(
     log_uniform.ENTRY,
     popularity.ENTRY,
     in_batch.ENTRY,
+    mixed.ENTRY,
     dns.ENTRY,
     two_pass.ENTRY,
     midx.ENTRY,
@@ -31,6 +33,7 @@ __all__ = [
     "InBatchSampler",
     "LogUniformSampler",
     "MIDXSampler",
+    "MixedSampler",
     "PopularitySampler",
     "Sampler",
     "SamplerEntry",

@@ -95,7 +95,9 @@ class Request:
     def count(self) -> int:
         """`num_negatives`; raises if it is None, for samplers that have no number of their own."""
         if self.num_negatives is None:
-            raise ArgumentError("`num_negatives` must be an integer >= 1; got None, which only in_batch accepts.")
+            raise ArgumentError(
+                "`num_negatives` must be an integer >= 1; got None, which only in_batch and mixed accept."
+            )
         return self.num_negatives
 
     @property
@@ -185,7 +187,7 @@ class Sampler(ExactBuffers):
         """Draw negatives.
 
         Args:
-            num_negatives: k >= 1, draws per row; None for all that the sampler can offer (in_batch only).
+            num_negatives: k >= 1, draws per row; None for all that the sampler can offer (in_batch and mixed).
             batch: the number of rows N (or a shape); only needed where neither `target` nor `input` shows it and draws
                 are per row.
             target: (N,) or (N, P) ids of the positives.
@@ -310,6 +312,7 @@ class SamplerEntry:
     exact_log_q: whether log q is the distribution of each single draw, and `log_probs` gives all of it.
     needs_counts: whether `make` needs the counts of the classes.
     needs_target, needs_scores: whether a call needs the target, or scores from `input` and `linear_weight`.
+    limited_by_batch: whether it cannot draw more negatives than the batch has positives in other rows.
     settings: the options of `make`.
     examples: options worth testing, small enough for a handful of classes.
     """
@@ -326,6 +329,7 @@ class SamplerEntry:
     needs_counts: bool = False
     needs_target: bool = False
     needs_scores: bool = False
+    limited_by_batch: bool = False
     settings: tuple[Setting, ...] = ()
     examples: tuple[Mapping[str, Any], ...] = ({},)
 

@@ -82,8 +82,7 @@ class InBatchSampler(Sampler):
         if request.target is None:
             raise ArgumentError("`target` must be given: in-batch negatives are the positives of the batch; got None.")
         target = request.target
-        if self.training:
-            self.update(target)
+        self.learn(target)
         positives = target if target.dim() == 2 else target.unsqueeze(1)  # (N, P)
         position = self._positions(request, positives)
         ids = lookup(positives.reshape(-1), position)
@@ -98,6 +97,11 @@ class InBatchSampler(Sampler):
             source_row=(row if owner is None else lookup(owner, row)) if may_be_own else None,
             owner=owner,
         )
+
+    def learn(self, target: Tensor) -> None:
+        """What a call does with its target: in training mode it updates the streaming estimate."""
+        if self.training:
+            self.update(target)
 
     def update(self, target: Tensor) -> None:
         """Update the streaming estimate with a batch; does nothing if counts were given.
@@ -147,5 +151,6 @@ ENTRY = SamplerEntry(
     law="frequency of c among the positives",
     citation="Yi et al. (2019)",
     needs_target=True,
+    limited_by_batch=True,
     settings=(SMOOTHING,),
 )

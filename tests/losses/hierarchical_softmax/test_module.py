@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from manymax.errors import ArgumentError
+from manymax.members.hierarchical_softmax.head import LinearHierarchicalSoftmaxLoss
 from manymax.members.hierarchical_softmax.loss import (
     HierarchicalSoftmaxLoss,
     hierarchical_softmax_loss,
@@ -19,6 +20,17 @@ from manymax.members.hierarchical_softmax.loss import (
 from manymax.ops import tree_model
 from manymax.ops.tree import ClassTree, HuffmanTree
 from tests.losses.hierarchical_softmax.trees import DIM, TREES, make, problem, walks
+
+
+def test_a_device_does_not_move_the_tree_of_the_caller() -> None:
+    tree = HuffmanTree([5, 1, 1, 2])
+    for made in (
+        HierarchicalSoftmaxLoss(4, tree, device="meta"),
+        LinearHierarchicalSoftmaxLoss(4, 4, tree, device="meta"),
+    ):
+        assert made.tree.leads_to.is_meta
+    assert not any(buffer.is_meta for buffer in tree.buffers())
+    assert HierarchicalSoftmaxLoss(4, tree).tree is tree  # no copy without need
 
 
 def test_module_is_the_function(tree: ClassTree) -> None:

@@ -436,7 +436,7 @@ void by_kind(double alpha, Work work) {
 template <typename T>
 void all_rows(const Batch<T>& b, double alpha, double* level, double* slope, const Statistics& stats, int threads) {
   by_kind(alpha, [&](const auto& entmax) {
-    for_rows(b.scores, b.n, b.stride, b.classes, threads, [&](int64_t r, Row<T>& row) {
+    for_rows(b, threads, [&](int64_t r, Row<T>& row) {
       const T top = b.maximum[r] = row.scan(b.tops, r);
       b.value[r] = level[r] = 0;
       b.count[r] = 0;

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from manymax.engine import native, native_library
-from manymax.engine.blocks import Block, BlockResult, Dense, Kernel, Sparse, merged
+from manymax.engine.blocks import Block, BlockResult, Dense, Kernel, Sparse, merged, native_rows
 from manymax.engine.cost import (
     DOUBLE,
     MARKED,
@@ -39,7 +39,7 @@ from manymax.members.entmax.level_search import Piece, native_sums, plain_sums, 
 from manymax.members.entmax.loss import omega
 from manymax.members.entmax.statistics import add_statistics, statistics, wanted_sums
 from manymax.members.softmax.kernel import COST as SOFTMAX_COST
-from manymax.members.softmax.kernel import block_softmax
+from manymax.members.softmax.kernel import block_softmax, in_one_pass
 from manymax.ops import levels, simplex
 from manymax.ops.checks import check_finite
 from manymax.ops.row_blocks import row_blocks
@@ -89,12 +89,13 @@ def entmax_kernel(alpha: float | Tensor = 1.5) -> Kernel:
         raise ArgumentError("a head has no gradient in `alpha` at alpha = 1; use `entmax_loss` or start above 1.")
     # At alpha = 1 the support is every class and there is no level to search for: softmax has its own kernel.
     run = block_softmax if number == 1 else block_entmax(number, learned)
+    undoes_cap = in_one_pass if number == 1 else native_rows
 
     # The normalised form of the loss adds Omega(t). The engine passes `setting` only where alpha is learned.
     def omega_at(probs: Tensor, setting: float | Tensor = alpha) -> Tensor:
         return omega(probs, setting)
 
-    return Kernel(run, setting=alpha_tensor if learned else None, omega=omega_at)
+    return Kernel(run, setting=alpha_tensor if learned else None, omega=omega_at, undoes_cap=undoes_cap)
 
 
 def block_entmax(alpha: float, wants_alpha: bool = False) -> Callable[[Block], BlockResult]:

@@ -29,7 +29,7 @@ WHY = "it has no blocks of scores, only those of the nodes on paths"
 PATHS = "a class has a path of decisions, and no score of its own"
 BY_HAND = 'take `reduction="none"`, and weigh, sum or shift the rows yourself'
 REFUSED_BY_TREES = {
-    **dict.fromkeys(("normalize", "temperature", "softcap", "exclude", "decoupled", "z_loss", "stats"), PATHS),
+    **dict.fromkeys(("normalize", "temperature", "softcap", "exclude", "decoupled", "bound", "z_loss", "stats"), PATHS),
     "negatives": "it draws none",
     **dict.fromkeys(("row_weight", "num_items", "shift"), BY_HAND),
 }

@@ -16,6 +16,7 @@ Sutskever, Chen, Corrado, Dean, "Distributed representations of words and phrase
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 
@@ -253,7 +254,7 @@ class HierarchicalSoftmaxLoss(ExactLoss):
         >>> loss = manymax.HierarchicalSoftmaxLoss(4, manymax.HuffmanTree([5, 1, 1, 2]))
         >>> _ = torch.nn.init.zeros_(loss.node_vectors)
         >>> loss(torch.ones(2, 4), torch.tensor([0, 3]))
-        tensor(1.0397, grad_fn=<WhereBackward0>)
+        tensor(1.0397, grad_fn=<DivBackward0>)
         >>> values, ids = loss.topk(torch.ones(4), 2)
         >>> values.exp(), ids
         (tensor([0.5000, 0.2500]), tensor([0, 3]))
@@ -285,7 +286,9 @@ class HierarchicalSoftmaxLoss(ExactLoss):
         check_tree(tree)
         if not isinstance(in_features, int) or in_features < 1:
             raise ArgumentError(f"`in_features` must be a positive integer; got {in_features!r}.")
-        self.tree, self.in_features, self.sparse_grad = tree, in_features, _read_sparse_grad(sparse_grad, sparse)
+        # On another device it is a copy: to move the caller's own would take it away from whoever uses it there.
+        self.tree = tree if device is None else copy.deepcopy(tree)
+        self.in_features, self.sparse_grad = in_features, _read_sparse_grad(sparse_grad, sparse)
         shape = (num_vectors(tree), in_features)
         self.node_vectors = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         self.node_bias = nn.Parameter(torch.empty(shape[:1], device=device, dtype=dtype)) if bias else None

@@ -135,6 +135,8 @@ class NCELoss(nn.Module):
         super().__init__()
         check_choice("reduction", reduction, REDUCTIONS)
         check_choice("hit_policy", hit_policy, HIT_POLICIES)
+        if not isinstance(log_z, (int, float)) or not math.isfinite(log_z):
+            raise ArgumentError(f"`log_z` must be a finite number; got {log_z!r}. A tensor goes to `nce_loss`.")
         self.hit_policy, self.reduction = hit_policy, reduction
         self.log_z = nn.Parameter(torch.tensor(float(log_z))) if learnable else float(log_z)
 

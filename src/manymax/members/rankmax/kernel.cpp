@@ -299,7 +299,7 @@ void rank_gradients(const Batch<T>& b, const T* labels, const double* shares, co
 #define EXPORT(T, SUFFIX)                                                                                              \
   NATIVE void rankmax_rows_##SUFFIX(BATCH_ARGUMENTS(T), const T* labels, int threads) {                                \
     const Batch<T> b = BATCH(T);                                                                                       \
-    for_rows(scores, n, stride, classes, threads, [&](int64_t r, Row<T>& row) {                                        \
+    for_rows(b, threads, [&](int64_t r, Row<T>& row) {                                                                 \
       static thread_local Cuts cuts;  /* keeps its memory from row to row */                                           \
       rankmax_row(b, labels + r * positives, r, row, cuts);                                                            \
     });                                                                                                                \

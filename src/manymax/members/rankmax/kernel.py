@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from manymax.engine import native, native_library
-from manymax.engine.blocks import PIECE, Block, BlockResult, Dense, Kernel, Sparse, merged
+from manymax.engine.blocks import PIECE, Block, BlockResult, Dense, Kernel, Sparse, merged, native_rows
 from manymax.engine.cost import DOUBLE, MARKED, EntryCost, NativeCost, Work, exact_cost, exact_traffic
 from manymax.engine.ranks import Ranks
 from manymax.engine.row_target import RowTarget
@@ -49,7 +49,7 @@ def rankmax_kernel() -> Kernel:
         >>> manymax.linear_rankmax_loss(input, vectors, torch.tensor([1]))
         tensor(0.9163)
     """
-    return Kernel(_run)
+    return Kernel(_run, undoes_cap=native_rows)
 
 
 def _run(block: Block) -> BlockResult:

@@ -335,7 +335,14 @@ class RGFactorization(nn.Module):
 
     def _ridge(self, ridge: float, rows: Rows) -> Tensor:
         """The ridge of each row, (R,)."""
-        return ridge * torch.where(rows.total > 0, rows.total, 1.0).pow(self.ridge_power)
+        found = ridge * torch.where(rows.total > 0, rows.total, 1.0).pow(self.ridge_power)
+        if not bool((found.isfinite() & (found > 0)).all()):
+            raise ArgumentError(
+                f"`ridge_power` of {self.ridge_power} and a ridge of {ridge} give a row the ridge"
+                f" {found[~(found.isfinite() & (found > 0))][0].item()}, which must be positive and finite: take a"
+                " `ridge_power` nearer to 0."
+            )
+        return found
 
     def _systems(self, rows: Rows, vectors: Tensor, weight: Tensor, ridge: Tensor, matrix: Tensor) -> Systems:
         """The systems of a half-step, with the positive weight of this model."""

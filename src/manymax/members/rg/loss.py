@@ -29,7 +29,7 @@ from manymax.engine.module import ExactLoss
 from manymax.engine.target import Form, check_options, normalized_weights, read_target, row_losses
 from manymax.errors import ArgumentError, ArgumentTypeError
 from manymax.ops.checks import check_finite, check_scores, full_precision, visible, working
-from manymax.ops.reduction import reduce
+from manymax.ops.reduction import check_losses, reduce
 
 
 def _centred(scores: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -74,9 +74,10 @@ def rg(scores: Tensor, dim: int = -1) -> Tensor:
 
 
 def _check(scores: Tensor, mean: Tensor) -> None:
-    """Raise if a row has nan or +inf, both of which reach its mean, or no live class, whose mean is 0/0."""
+    """Raise if a row has nan or +inf, which reach its mean, no live class, whose mean is 0/0, or a mean of inf."""
     if visible(mean) and not mean.isfinite().all():
         check_finite(scores.amax(-1))
+        raise ArgumentError(f"`scores` are so large that their sum is infinite in {scores.dtype}: scale them down.")
 
 
 def rg_log_partition(scores: Tensor) -> Tensor:
@@ -96,6 +97,7 @@ def rg_log_partition(scores: Tensor) -> Tensor:
     check_scores(scores)
     work, dtype = working(scores)
     value, rounded_mean = _relative_log_partition(work)
+    check_losses(value)
     return (value + rounded_mean).to(dtype)
 
 
@@ -149,6 +151,8 @@ def class_moments(linear_weight: Tensor, linear_bias: Tensor | None = None) -> M
     _check_float("linear_weight", linear_weight)
     if linear_weight.ndim != 2 or linear_weight.shape[0] == 0:
         raise ArgumentError(f"`linear_weight` must be (classes, dim); got shape {tuple(linear_weight.shape)}.")
+    if visible(linear_weight) and not linear_weight.isfinite().all():
+        raise ArgumentError("`linear_weight` must be finite: one nan or inf would be in every moment.")
     vectors, _ = working(linear_weight)
     if linear_bias is not None:
         _check_float("linear_bias", linear_bias)
@@ -196,12 +200,15 @@ def rg_log_partition_from_moments(input: Tensor, moments: Moments) -> Tensor:
     dim = moments.mean.shape[0] - moments.has_bias
     if input.shape[-1:] != (dim,):
         raise ArgumentError(f"`input` must be (..., {dim}); got shape {tuple(input.shape)}.")
+    if visible(input) and not input.isfinite().all():
+        raise ArgumentError("`input` must be finite; got a query with nan or inf.")
     x, dtype = working(input)
     if moments.has_bias:
         x = torch.cat([x, torch.ones_like(x[..., :1])], -1)
     with full_precision(x):
         quadratic = (x @ moments.covariance.to(x.dtype) * x).sum(-1)
         value = math.log(moments.num_classes) + x @ moments.mean.to(x.dtype) + quadratic / 2
+    check_losses(value)
     return value.to(dtype)
 
 

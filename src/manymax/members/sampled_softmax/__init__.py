@@ -23,6 +23,7 @@ MEMBER = Member(
     module=SampledSoftmaxLoss,
     formulas=FORMULAS,
     log_partition=True,
+    per_pair="compositional",
     facts=FACTS,
     settings=SETTINGS,
     examples=({"correction": "logq"}, {"correction": "none"}, {"correction": "partition"}),

@@ -10,6 +10,7 @@ two in kernel.cpp, where a row stays in the cache between them.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -26,9 +27,19 @@ def block_gradient(block: DrawnBlock, correction: str) -> DrawnGradient:
     if correction == "logq":
         # The shift is the same for all logits of a row, and the loss depends on their differences alone.
         log_q, logit = block.log_q, -block.log_q_positive
-    elif correction == "partition":
+    elif correction in ("partition", "corrected_logq"):
         log_q, shift = block.log_q + math.log(block.negative.shape[1]), block.shift
-    return (_in_torch if block.level is None else _native)(block, logit, log_q, shift)
+    found = (_in_torch if block.level is None else _native)(block, logit, log_q, shift)
+    return replace(found, losses=weighted_by_doubt(found.losses)) if correction == "corrected_logq" else found
+
+
+def weighted_by_doubt(losses: Tensor) -> Tensor:
+    """(1 - P_y) (log Z' - s_y) from l = log(exp(s_y) + Z') - s_y = -log P_y, both (...), where Z' leaves out y.
+
+    With w = 1 - P_y = 1 - exp(-l) it is w (l + log w), because log Z' - s_y = log((1 - P_y) / P_y).
+    """
+    doubt = -torch.expm1(-losses)
+    return doubt * losses + torch.xlogy(doubt, doubt)  # 0 where Z' is: nothing was drawn but the positive
 
 
 def _native(block: DrawnBlock, logit: Tensor, log_q: Tensor | None, shift: Tensor | None) -> DrawnGradient:

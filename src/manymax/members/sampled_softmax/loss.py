@@ -5,23 +5,36 @@ With logits c for the positive y and the negatives j,
     loss      l = log(exp(c_y) + sum_j exp(c_j)) - c_y
     gradient  softmax(c) on the sampled scores, minus 1 on the positive
 
-    correction   c_y              c_j                     minimiser of the expected loss
-    "none"       s_y              s_j                     log(p / q), for every k, if hits are kept
-    "logq"       s_y - log q_y    s_j - log q_j           log p exactly, for every k, if hits are kept
-    "partition"  s_y              s_j - log(k q_j)        log p as k grows, if hits are masked; k counts them too
+    correction        c_y              c_j                     minimiser of the expected loss
+    "none"            s_y              s_j                     log(p / q), for every k, if hits are kept
+    "logq"            s_y - log q_y    s_j - log q_j           log p exactly, for every k, if hits are kept
+    "partition"       s_y              s_j - log(k q_j)        log p as k grows, if hits are masked; k counts them too
+    "corrected_logq"  s_y              s_j - log(n q'_j)       log p as k grows, hits masked; weighted, see below
 
 A hit is a negative that equals the positive. "logq" is the loss that the paper prints; under a uniform proposal it
 equals "none". "partition" estimates the loss over all classes: its estimate of the partition function Z is unbiased,
-and the logarithm of the estimate is too small by about v / (2 k), which `debias` can correct. No correction makes the
-gradient unbiased, although the paper says so: every one is a ratio of averages.
+and the logarithm of the estimate is too small by about v / (2 k), which `debias` can correct in one step and
+`compositional` over many: each training pair then keeps a moving average of its estimates (engine/pair_averages.py). No
+correction makes the gradient unbiased, although the paper says so: every one is a ratio of averages.
+
+"corrected_logq" begins with the exact gradient, in which the positive is not drawn but there for sure:
+
+    sum_j P_j ds_j - ds_y = (1 - P_y) (sum_{j != y} P_j / (1 - P_y) ds_j - ds_y) = (1 - P_y) d(log Z' - s_y)
+
+with Z' = sum_{j != y} exp(s_j). The n draws that are no hits are draws from q'_j = q_j / (1 - q_y), and their mean of
+exp(s_j) / q'_j estimates Z'. The loss is (1 - P_y) (log Z' - s_y), where 1 - P_y = Z' / (exp(s_y) + Z') from the same
+draws is held constant. So its value is no estimate of the softmax loss: only its gradient is one of the exact gradient.
+That gradient is the one of l above, log(exp(s_y) + Z') - s_y: "partition" that knows how many hits to expect. With q =
+P it is exact, unless every draw is a hit.
 
 Citations: Jean et al., ACL 2015; Bengio and Senecal 2008; consistency of "logq" for every k: Ma and Collins, EMNLP
-2018; jackknife: Quenouille 1956.
+2018; "corrected_logq": Khrylchenko et al., RecSys 2025; jackknife: Quenouille 1956.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -30,15 +43,17 @@ from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
 from manymax.engine.member import Fact, Facts, Formulas, Setting
-from manymax.engine.ranks import Ranks
-from manymax.engine.sampled_scores import HIT_POLICIES, DrawnKernel, SampledScores, read_sample
+from manymax.engine.pair_averages import averaged, averages_of, check_averages, check_pair_ids, read_num_pairs
+from manymax.engine.sampled_scores import HIT_POLICIES, DrawnKernel, SampledScores, read_sample, shift_of_misses
 from manymax.errors import ArgumentError, check_choice
-from manymax.members.sampled_softmax.kernel import block_gradient
-from manymax.ops.checks import visible
+from manymax.members.sampled_softmax.kernel import block_gradient, weighted_by_doubt
+from manymax.members.sampled_softmax.sums import delta, jackknife, sampled_log_sum
 from manymax.ops.divergences import chi_square
 from manymax.ops.reduction import REDUCTIONS, reduce
 
-CORRECTIONS = ("none", "logq", "partition")
+CORRECTIONS = ("none", "logq", "partition", "corrected_logq")
+# Those that estimate sums over all classes: hits are masked, and log q must be known.
+ESTIMATED = ("partition", "corrected_logq")
 DEBIAS = (None, "delta", "jackknife")
 
 
@@ -53,93 +68,16 @@ def _logits(sample: SampledScores, correction: str) -> tuple[Tensor, Tensor, Ten
     positive, negative = positive - offset, negative - offset.unsqueeze(-1)
     if correction == "logq":
         positive, negative = positive - sample.log_q_positive, negative - sample.log_q_negative
-    elif correction == "partition":
+    elif correction in ESTIMATED:  # log q and k of "corrected_logq" are those of draws that are no hits, see `misses`
         negative = negative - sample.log_q_negative - math.log(sample.num_negatives)
     return positive, negative, offset
 
 
-def _log_sum(positive: Tensor, negative: Tensor, ranks: Ranks, with_positive: bool = True) -> Tensor:
-    """log(exp(c_y) + sum_j exp(c_j)) over the negatives of all ranks, (...), a shared value; c_y may be left out."""
-    if ranks.alone:
-        every = torch.cat([positive.unsqueeze(-1), negative], -1) if with_positive else negative
-        return every.logsumexp(-1)
-    # Relative to the maximum over all ranks no exponential exceeds 1, and the largest is 1: nothing overflows, and the
-    # sum cannot vanish. The positive is finite, so the maximum is finite although all negatives may be masked; nan or
-    # +inf on one rank reaches all of them, which then raise the same error.
-    top = ranks.maximum(torch.maximum(positive.detach(), negative.detach().amax(-1)))
-    if visible(top) and not top.isfinite().all():
-        raise ArgumentError(
-            f"`negative` must hold finite scores, or -inf to mask one; got {top[~top.isfinite()][0].item()}."
-        )
-    # Every rank has the positive: inside of the sum over the ranks it would be counted once per rank.
-    total = ranks.total((negative - top.unsqueeze(-1)).exp().sum(-1))
-    return (((positive - top).exp() + total) if with_positive else total).log() + top
-
-
-def _delta(positive: Tensor, negative: Tensor, sample: SampledScores) -> Tensor:
-    """Var(X) / (2 k Z^2), (...): the bias of log Z that comes from the curvature of the logarithm, estimated.
-
-    The estimate of Z is exp(c_y) + mean_j X_j over k draws X_j, with X_j / Z = k softmax(c)_j. A masked hit is a draw
-    with X_j = 0.
-    """
-    k, ranks = sample.num_negatives, sample.ranks
-    log_sum = _log_sum(positive, negative, ranks)
-    # Ratios instead of X and Z themselves, which overflow for large scores. `log_sum` and `mean` are shared values in
-    # formulas about the negatives of this rank: `spread` adds their gradients up over the ranks.
-    ratios = k * (negative - ranks.spread(log_sum).unsqueeze(-1)).exp()
-    mean = ranks.total(ratios.sum(-1)) / k
-    # Two passes, mean first: mean(X^2) - mean(X)^2 would cancel where the terms are nearly equal. Columns that only
-    # fill up a row of this rank would add mean^2 each.
-    difference = _zero_padding(ratios - ranks.spread(mean).unsqueeze(-1), sample)
-    return ranks.total(difference.square().sum(-1)) / (k - 1) / (2 * k)
-
-
-def _jackknife(positive: Tensor, negative: Tensor, sample: SampledScores) -> Tensor:
-    """(k - 1) / k sum_j (log Z - log Z_j), (...): what the jackknife adds to log Z.
-
-    Z_j is the estimate of Z from the k - 1 draws other than j, each of which then has the weight 1 / (k - 1).
-    """
-    k, ranks = sample.num_negatives, sample.ranks
-    reweighted = negative + math.log(k / (k - 1))  # logits with weight 1 / (k - 1) instead of 1 / k
-    largest = _largest(negative, ranks)
-    log_z, log_all = _log_sum(positive, negative, ranks), _log_sum(positive, reweighted, ranks)
-    # Z_j is the sum over all draws minus term j, log Z_j = log_all + log(1 - share_j): k sums at the price of one. For
-    # any j but the largest the share is at most 1/2, and nothing cancels. The largest term can be nearly all of the
-    # sum, and the difference would have no digits left: the sum without it is taken anew.
-    log_without_largest = _log_sum(positive, torch.where(largest, -torch.inf, reweighted), ranks)
-    local_log_all = ranks.spread(log_all).unsqueeze(-1)
-    # The share of the largest is set to 0 before the logarithm: both branches of `where` are differentiated, and
-    # log(1 - 1) in the one that is not used would make the gradient nan.
-    shares = torch.where(largest, 0, (reweighted - local_log_all).exp())
-    log_z_without = torch.where(
-        largest, ranks.spread(log_without_largest).unsqueeze(-1), local_log_all + torch.log1p(-shares)
-    )
-    differences = _zero_padding(ranks.spread(log_z).unsqueeze(-1) - log_z_without, sample)
-    return (k - 1) / k * ranks.total(differences.sum(-1))
-
-
-def _largest(negative: Tensor, ranks: Ranks) -> Tensor:
-    """(..., K) bool, True at the largest negative of each row: at one place, on one of the ranks."""
-    best, column = negative.detach().max(-1, keepdim=True)
-    largest = torch.arange(negative.shape[-1], device=negative.device) == column
-    if ranks.alone:
-        return largest
-    # A rank whose best is the best of all ranks bids minus its number, the others bid less than any rank can: the
-    # highest bid is that of the first such rank. Two exchanges of one number per row (and its mark).
-    owner = -ranks.maximum(torch.where(best == ranks.maximum(best), -float(ranks.rank), -float(ranks.size)))
-    return largest & (owner == ranks.rank)
-
-
-def _zero_padding(values: Tensor, sample: SampledScores) -> Tensor:
-    """The values (..., K), with 0 in the columns that are no draws: on several ranks rows are padded to one length.
-
-    Draws that are masked stay: they count as draws with weight 0.
-    """
-    return values if sample.own is None else torch.where(sample.own, values, 0)
-
-
 def sampled_softmax_kernel(
-    correction: str = "logq", hit_policy: str | None = None, debias: str | None = None
+    correction: str = "logq",
+    hit_policy: str | None = None,
+    debias: str | None = None,
+    compositional: float | None = None,
 ) -> DrawnKernel:
     """Make the kernel of sampled softmax for a head: log(exp(c_y) + sum_j exp(c_j)) - c_y.
 
@@ -147,7 +85,7 @@ def sampled_softmax_kernel(
     `correction="logq"`.
 
     Args:
-        correction, hit_policy, debias: as in `sampled_softmax_loss`.
+        correction, hit_policy, debias, compositional: as in `sampled_softmax_loss`.
 
     Returns:
         The kernel, from sampled scores to the losses of the positives.
@@ -160,31 +98,45 @@ def sampled_softmax_kernel(
         tensor(2.3026)
     """
 
+    def weighted(losses: Tensor) -> Tensor:
+        """The value of "corrected_logq" in the place of these losses, which have its gradient; others as they are."""
+        return losses + (weighted_by_doubt(losses) - losses).detach() if correction == "corrected_logq" else losses
+
     def rows(sample: SampledScores) -> Tensor:
         positive, negative, offset = _logits(sample, correction)
         if sample.decoupled or sample.z_loss > 0:
-            log_sum = _log_sum(positive, negative, sample.ranks, not sample.decoupled)
-            return log_sum - positive + sample.z_loss * (log_sum + offset).square()
+            log_sum = sampled_log_sum(positive, negative, sample.ranks, not sample.decoupled)
+            losses = log_sum - positive if sample.decoupled else weighted(log_sum - positive)
+            return losses + sample.z_loss * (log_sum + offset).square()
         # One fused call on one rank; on several the sum over the negatives must first be completed by the others.
         if sample.ranks.alone:
             losses = -log_softmax(torch.cat([positive.unsqueeze(-1), negative], -1), -1)[..., 0]
         else:
-            losses = _log_sum(positive, negative, sample.ranks) - positive
+            losses = sampled_log_sum(positive, negative, sample.ranks) - positive
         if debias is None:
-            return losses
+            return weighted(losses)
         # What is added is of order 1/k and made of small differences of log sums: in float32 rounding could exceed it.
-        bias = (_delta if debias == "delta" else _jackknife)(positive.double(), negative.double(), sample)
+        bias = (delta if debias == "delta" else jackknife)(positive.double(), negative.double(), sample)
         return losses + bias.to(losses.dtype)
 
-    policy = hit_policy or ("mask" if correction == "partition" else "keep")
-    needs_log_q = "correction='partition'" if correction == "partition" else None
-    block = partial(block_gradient, correction=correction) if debias is None else None
-    return DrawnKernel(rows, masks_hits=policy == "mask", needs_log_q=needs_log_q, block=block)
+    _check_compositional(compositional, correction, debias)
+    return DrawnKernel(
+        rows,
+        masks_hits=_policy(hit_policy, correction) == "mask",
+        misses=correction == "corrected_logq",
+        needs_log_q=f"correction={correction!r}" if correction in ESTIMATED else None,
+        block=partial(block_gradient, correction=correction) if debias is None else None,
+        gamma=compositional,
+    )
 
 
-def check_settings(correction: str, hit_policy: str | None, debias: str | None, num_negatives: int | None) -> None:
+def check_settings(
+    correction: str, hit_policy: str | None, debias: str | None, compositional: float | None, num_negatives: int | None
+) -> None:
     """Raise where settings of a head contradict each other."""
     _check_debias(debias, correction)
+    _check_compositional(compositional, correction, debias)
+    _policy(hit_policy, correction)
     if debias is not None and num_negatives is not None and num_negatives < 2:
         raise ArgumentError(f"`num_negatives` must be at least 2 for `debias={debias!r}`; got {num_negatives}.")
 
@@ -199,6 +151,9 @@ def sampled_softmax_loss(
     correction: str = "logq",
     hit_policy: str | None = None,
     debias: str | None = None,
+    compositional: float | None = None,
+    pair_ids: Tensor | None = None,
+    pair_averages: Tensor | None = None,
     reduction: str = "mean",
 ) -> Tensor:
     """Cross entropy over a positive and k sampled negatives, log(exp(c_y) + sum_j exp(c_j)) - c_y, from their scores.
@@ -212,10 +167,15 @@ def sampled_softmax_loss(
         log_q_positive: (...) log-probability with which the proposal draws the positive.
         log_q_negative: (..., k) or (k,), the same for the negatives. For a uniform proposal both can be a number.
         hits: (..., k) bool, True where a negative is the positive; needed to mask them.
-        correction: "logq" (needs both log q), "partition" (needs that of the negatives) or "none".
-        hit_policy: "keep" or "mask" negatives that are the positive. None means "mask" for "partition", and "keep" for
-            the others, whose minimiser is exact only if hits are kept.
+        correction: "logq" or "corrected_logq" (need both log q), "partition" (needs that of the negatives) or "none".
+        hit_policy: "keep" or "mask" negatives that are the positive. None means "mask" for "partition" and
+            "corrected_logq" (which cannot keep them), and "keep" for the others, whose minimiser is exact only if hits
+            are kept.
         debias: None, "delta" (adds an estimate of the bias of log Z) or "jackknife"; for "partition" only.
+        compositional: gamma, the share of this estimate of Z / exp(s_y) in the moving average of its pair. The loss is
+            the logarithm of the new average u, and the gradient that of estimate / u. For "partition" only.
+        pair_ids: (...) the number of the training pair of each positive, for `compositional`.
+        pair_averages: (num_pairs,) log u of each training pair, -inf at first; changed in place.
         reduction: "none", "mean" or "sum".
 
     Returns:
@@ -233,19 +193,39 @@ def sampled_softmax_loss(
     check_choice("correction", correction, CORRECTIONS)
     check_choice("reduction", reduction, REDUCTIONS)
     _check_debias(debias, correction)
-    if correction == "logq" and (log_q_positive is None or log_q_negative is None):
+    if correction in ("logq", "corrected_logq") and (log_q_positive is None or log_q_negative is None):
         raise ArgumentError(
-            "`correction='logq'` needs `log_q_positive` and `log_q_negative`; pass -log(C) for a uniform proposal, or"
-            " `correction='none'`."
+            f"`correction={correction!r}` needs `log_q_positive` and `log_q_negative`; pass -log(C) for a uniform"
+            " proposal, or `correction='none'`."
         )
     if correction == "partition" and log_q_negative is None:
         raise ArgumentError("`correction='partition'` needs `log_q_negative`; pass -log(C) for a uniform proposal.")
-    policy = ("mask" if correction == "partition" else "keep") if hit_policy is None else hit_policy
+    policy = _policy(hit_policy, correction)
     sample, dtype = read_sample(positive, negative, log_q_positive, log_q_negative, hits, policy)
     if debias is not None and sample.num_negatives < 2:
         raise ArgumentError(f"`negative` must hold at least 2 negatives for `debias={debias!r}`; got 1.")
-    rows = sampled_softmax_kernel(correction, hit_policy, debias).rows(sample)
+    check_averages(compositional is not None, pair_ids, pair_averages)
+    kernel = sampled_softmax_kernel(correction, hit_policy, debias, compositional)
+    if kernel.misses and hits is not None:
+        share = 1 - hits.double().mean(-1).expand(sample.positive.shape)
+        log_ratio = shift_of_misses(share, sample.log_q_positive).to(sample.positive.dtype)
+        sample = replace(sample, log_q_negative=sample.log_q_negative + log_ratio.unsqueeze(-1))
+    rows = kernel.rows(sample)
+    if compositional is not None and pair_ids is not None and pair_averages is not None:
+        check_pair_ids(pair_ids, rows.shape)
+        each = averaged(rows.reshape(-1), pair_ids.reshape(-1).long(), pair_averages, compositional)
+        rows = each.reshape(rows.shape)
     return reduce(rows, torch.ones_like(rows), reduction).to(dtype)
+
+
+def _policy(hit_policy: str | None, correction: str) -> str:
+    """What is done with hits; raises where "corrected_logq", which counts the draws that are none, should keep them."""
+    if hit_policy == "keep" and correction == "corrected_logq":
+        raise ArgumentError(
+            "`hit_policy='keep'` and `correction='corrected_logq'` contradict each other: its sum is over the classes"
+            " other than the positive. Leave `hit_policy` out."
+        )
+    return hit_policy if hit_policy is not None else "mask" if correction in ESTIMATED else "keep"
 
 
 def _check_debias(debias: str | None, correction: str) -> None:
@@ -259,12 +239,34 @@ def _check_debias(debias: str | None, correction: str) -> None:
         )
 
 
+def _check_compositional(gamma: float | None, correction: str, debias: str | None) -> None:
+    """Raise unless gamma is None, or a share that goes with the other settings."""
+    if gamma is None:
+        return
+    if isinstance(gamma, bool) or not isinstance(gamma, (int, float)) or not 0 < gamma <= 1:
+        raise ArgumentError(f"`compositional` must be a number in (0, 1], or None; got {gamma!r}.")
+    if correction != "partition":
+        raise ArgumentError(
+            "`compositional` is for `correction='partition'`, whose estimates are right on average over the steps; got"
+            f" {correction!r}."
+        )
+    if debias is not None:
+        raise ArgumentError(
+            f"`debias={debias!r}` and `compositional` contradict each other: both correct the bias of log Z. Leave one"
+            " out."
+        )
+
+
 class SampledSoftmaxLoss(nn.Module):
     """Module form of `sampled_softmax_loss`, whose arguments it takes.
 
     Args:
-        correction, hit_policy, debias, reduction: as in `sampled_softmax_loss`.
+        correction, hit_policy, debias, compositional, reduction: as in `sampled_softmax_loss`.
+        num_pairs: how many training pairs there are, for `compositional`. Their averages are a buffer, which a loss in
+            evaluation mode leaves as it is.
     """
+
+    pair_averages: Tensor | None
 
     def __init__(
         self,
@@ -272,24 +274,33 @@ class SampledSoftmaxLoss(nn.Module):
         correction: str = "logq",
         hit_policy: str | None = None,
         debias: str | None = None,
+        compositional: float | None = None,
+        num_pairs: int | None = None,
         reduction: str = "mean",
     ) -> None:
         super().__init__()
         check_choice("correction", correction, CORRECTIONS)
         check_choice("reduction", reduction, REDUCTIONS)
         _check_debias(debias, correction)
+        _check_compositional(compositional, correction, debias)
         if hit_policy is not None:
             check_choice("hit_policy", hit_policy, HIT_POLICIES)
+            _policy(hit_policy, correction)
         self.correction, self.hit_policy, self.debias, self.reduction = correction, hit_policy, debias, reduction
+        self.compositional = compositional
+        self.register_buffer("pair_averages", read_num_pairs(num_pairs, compositional is not None))
 
     def forward(self, positive: Tensor, negative: Tensor, **sample: Any) -> Tensor:
-        """The loss of the scores; `log_q_positive`, `log_q_negative` and `hits` are passed as keyword arguments."""
+        """The loss of the scores; `log_q_positive`, `log_q_negative`, `hits` and `pair_ids` are keyword arguments."""
+        if self.compositional is not None:
+            sample.setdefault("pair_averages", averages_of(self, self.pair_averages))
         return sampled_softmax_loss(
             positive,
             negative,
             correction=self.correction,
             hit_policy=self.hit_policy,
             debias=self.debias,
+            compositional=self.compositional,
             reduction=self.reduction,
             **sample,
         )
@@ -310,11 +321,16 @@ FACTS = Facts(
         "contradicted",
         printed="an unbiased estimator of the full softmax gradient",
     ),
-    convex=Fact(True, "it is a softmax loss of the sampled scores", "section B.4", "confirmed"),
+    convex=Fact(
+        True,
+        'it is a softmax loss of the sampled scores; "corrected_logq" has the gradient of one, and another value',
+        "section B.4",
+        "confirmed",
+    ),
     calibrated=Fact(
         True,
         'the minimiser is log p + c exactly for every k with "logq" and hits kept; "partition" has its order if q'
-        ' is uniform, else only as k grows; "none" gives log(p / q)',
+        ' is uniform, else only as k grows, and so does the gradient of "corrected_logq"; "none" gives log(p / q)',
         "derived",
         "contradicted",
         printed="asymptotic",
@@ -337,7 +353,8 @@ FACTS = Facts(
     bias=Fact(
         None,
         '"partition": -v/(2k) with v = sum_{j != y} P_j^2/q_j - (1 - P_y)^2; "logq" minus log((k+1) q_y):'
-        ' +chi2/(2k) on average over y ~ P; "none" is log(C sum_j q_j P_j) off as k grows',
+        ' +chi2/(2k) on average over y ~ P; "none" is log(C sum_j q_j P_j) off as k grows; "corrected_logq" estimates'
+        " the gradient, and not the loss",
         "Table 3 has the estimate without the positive",
         "contradicted",
         printed="0 asymptotically, -chi2/(2k) by curvature",
@@ -363,5 +380,13 @@ SETTINGS = (
         None,
         "Correct the bias of order 1/k of the estimated log partition.",
         choices=("delta", "jackknife"),
+    ),
+    Setting(
+        "compositional",
+        float,
+        None,
+        "Share of a step in the moving average of the estimates of Z that each training pair then keeps.",
+        above=0,
+        most=1,
     ),
 )

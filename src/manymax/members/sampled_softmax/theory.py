@@ -24,11 +24,13 @@ from torch import Tensor
 from manymax.engine.approximation import TOLERANCE, ApproximationInput, DrawTheory, Parts, Variant
 from manymax.engine.member import Approximation, Setting, Theory
 from manymax.errors import ArgumentError
+from manymax.members.sampled_softmax.gradients import GRADIENTS
 from manymax.members.sampled_softmax.loss import CORRECTIONS, sampled_softmax_loss
 from manymax.ops.log_sums import grid, in_bins, moments, second_moment, transform
 
-# The corrections of the loss, and "importance", the estimate of the partition function that the paper analyses.
-ESTIMATES = (*CORRECTIONS, "importance")
+# The corrections with which it estimates the softmax loss, and "importance", the estimate of the partition function
+# that the paper analyses. "corrected_logq" estimates the gradient alone.
+ESTIMATES = (*(each for each in CORRECTIONS if each != "corrected_logq"), "importance")
 
 
 def _minimisers(
@@ -39,6 +41,11 @@ def _minimisers(
     debias: str | None = None,
 ) -> Tensor | None:
     """log p with log q correction, log(p / q) without, (1, C), if hits are kept; there is no other closed form."""
+    if correction == "corrected_logq":
+        raise ArgumentError(
+            "`correction='corrected_logq'` has no risk to minimise: its value is not that of the loss whose gradient it"
+            " has."
+        )
     if hit_policy == "mask" or correction == "partition":
         return None
     return (probs.log() if correction == "logq" or log_q is None else probs.log() - log_q).unsqueeze(0)
@@ -195,6 +202,7 @@ def _by_probability(settings: Mapping[str, Any]) -> bool:
 
 THEORY = Theory(
     minimisers=_minimisers,
+    gradients=GRADIENTS,
     approximation=Approximation(
         _parts,
         settings=(

@@ -47,7 +47,7 @@ void part_of_row(int64_t r, Row<T>& row, const T* tops, T* top, double* sum, dou
 #define EXPORT(T, SUFFIX)                                                                                              \
   NATIVE void softmax_rows_##SUFFIX(BATCH_ARGUMENTS(T), int threads) {                                                 \
     const Batch<T> b = BATCH(T);                                                                                       \
-    for_rows(scores, n, stride, classes, threads, [&](int64_t r, Row<T>& row) { softmax_row(b, r, row); });            \
+    for_rows(b, threads, [&](int64_t r, Row<T>& row) { softmax_row(b, r, row); });                                     \
   }                                                                                                                    \
   NATIVE void softmax_parts_##SUFFIX(T* scores, int64_t n, int64_t stride, int64_t classes, const T* tops, T* top,     \
                                      double* sum, double* moment, int threads) {                                       \

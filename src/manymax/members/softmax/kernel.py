@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from manymax.engine import native, native_library
-from manymax.engine.blocks import PIECE, Block, BlockResult, Dense, Kernel, Sparse
+from manymax.engine.blocks import PIECE, Block, BlockResult, Dense, Kernel, Sparse, native_rows
 from manymax.engine.cost import DOUBLE, MARKED, EntryCost, NativeCost, Work, exact_cost, exact_traffic
+from manymax.engine.positives import take_positives_
 from manymax.engine.ranks import columns
 from manymax.engine.statistics import target_statistics
 from manymax.errors import ArgumentError
@@ -38,7 +39,7 @@ def softmax_kernel() -> Kernel:
         >>> manymax.linear_softmax_loss(input, vectors, torch.tensor([0]))
         tensor(0.3490)
     """
-    return Kernel(block_softmax, omega=omega)
+    return Kernel(block_softmax, omega=omega, undoes_cap=in_one_pass)
 
 
 def block_softmax(block: Block) -> BlockResult:
@@ -48,7 +49,14 @@ def block_softmax(block: Block) -> BlockResult:
         return _compared_rows(block)
     if not block.ranks.alone or keywords.z_loss > 0 or keywords.stats:
         return _rows_in_parts(block)
-    return _whole_rows(block) if block.level is None else _native_rows(block)
+    return _native_rows(block) if in_one_pass(block) else _whole_rows(block)
+
+
+def in_one_pass(block: Block) -> bool:
+    """Whether kernel.cpp finishes the rows of a block: one sum per row, over classes of this process alone."""
+    keywords = block.keywords
+    sums = block.target.hit is not None or keywords.decoupled or keywords.z_loss > 0 or keywords.stats
+    return native_rows(block) and not sums
 
 
 def _native_rows(block: Block) -> BlockResult:
@@ -60,7 +68,9 @@ def _native_rows(block: Block) -> BlockResult:
     check_finite(rows.maximum)
     # loss = total (log Z - max s) - sum_i t_i (s_i - max s): only differences of scores.
     inner = target.inner(positive_scores, rows.maximum, block.spread)
-    return BlockResult((target.total * rows.value - inner).to(block.scores.dtype), [*rows.parts])
+    log_sums = (rows.value + rows.maximum.squeeze(1).double()).unsqueeze(1)
+    losses = (target.total * rows.value - inner).to(block.scores.dtype)
+    return BlockResult(losses, [*rows.parts], log_sums=log_sums)
 
 
 def _whole_rows(block: Block) -> BlockResult:
@@ -96,11 +106,16 @@ def _whole_rows(block: Block) -> BlockResult:
     if lost.any():
         rows = lost.nonzero().squeeze(1)
         rescored = block.rescore(rows)
-        check_finite(rescored.amax(1))
+        top = rescored.amax(1, keepdim=True)
+        check_finite(top)
+        # Under full smoothing no listed class has a weight, and the first may be padding at a masked class.
+        offset[rows] = torch.where(best_prob[rows] < 0, top, offset[rows])
         best_loss[rows] = rescored.sub_(offset[rows]).logsumexp(1, keepdim=True)
     # A row without a positive, or with positives of class weight 0 alone, has total 0: 0 times inf would be nan.
     best_loss, offset = torch.where(has_weight, best_loss, 0), torch.where(has_weight, offset, 0)
+    log_sums = best_loss.double() + offset
     result = BlockResult(target.total * best_loss.squeeze(1) - target.inner(positive_scores, offset, block.spread))
+    result.log_sums = log_sums
     if target.coefficient is not None:
         target.subtract_(probs)
         result.parts.append(Dense(probs, target.row_coefficient))
@@ -130,7 +145,7 @@ def _rows_in_parts(block: Block) -> BlockResult:
     partition, inner = ranks.sum(columns(factor * rank_sum, inner)).unbind(1)
     log_z = partition.log() + maximum.squeeze(1).double()
     losses = target.total * (partition.log() + z_loss * log_z.square()) - inner
-    result = BlockResult(losses.to(dtype))
+    result = BlockResult(losses.to(dtype), log_sums=log_z.unsqueeze(1))
     if block.keywords.stats:
         share = factor * rank_sum / partition  # of the probability, on this rank
         result.stats = _statistics(block, positive_scores, log_z, share, moment, support)
@@ -168,19 +183,13 @@ def _compared_rows(block: Block) -> BlockResult:
     """
     target, ranks, dtype, in_torch = block.target, block.ranks, block.scores.dtype, block.level is None
     z_loss, own = block.keywords.z_loss, 0.0 if block.keywords.decoupled else 1.0
-    assert target.ids is not None
-    row, column = (target.weights != 0).nonzero(as_tuple=True)
-    picked = torch.zeros_like(target.weights)
-    picked[row, column] = block.scores[row, target.ids[row, column]]
-    block.scores[row, target.ids[row, column]] = -torch.inf
+    positives = take_positives_(block)
+    scores, weights = positives.scores, positives.weights
     without_tops = replace(block, tops=None)  # a maximum may have been that of a positive
     rank_maximum, rank_sum, _ = (_sum_in_place if in_torch else _native_sum_in_place)(without_tops)
-    # All positives of a row and their weights, on every rank: each is held by one of them.
-    scores, weights = ranks.sum(torch.stack([picked.double(), target.weights.double()])).unbind(0)
     positive = weights != 0
     maximum = ranks.maximum(rank_maximum).double()
-    if (maximum.isnan() | (maximum == torch.inf)).any() or not scores.isfinite().all():
-        check_finite(torch.cat([maximum, scores], 1).amax(1))
+    positives.check(maximum)
     top = torch.maximum(maximum, torch.where(positive, scores, -torch.inf).amax(1, keepdim=True))
     top = torch.where(top > -torch.inf, top, 0)
     factor = (rank_maximum.double() - top).exp().squeeze(1)  # 0 where all classes of this rank are left out
@@ -193,7 +202,7 @@ def _compared_rows(block: Block) -> BlockResult:
     log_sums = torch.where(positive, sums, 1).log()
     log_z = log_sums + top
     losses = weights * torch.where(positive, log_sums - (scores - top) + z_loss * log_z.square(), 0)
-    result = BlockResult(losses.sum(1).to(dtype))
+    result = BlockResult(losses.sum(1).to(dtype), log_sums=log_z)
     if target.coefficient is None:
         return result
     # d loss / d log S_i over S_i: what a class of the sum S_i gets for its exponential
@@ -201,10 +210,9 @@ def _compared_rows(block: Block) -> BlockResult:
     gradient = counted * _sum_without_one(rate) + own * each * rate - weights
     coefficient = target.factor.double()
     share = rate.sum(1) * (factor * rank_sum if in_torch else factor)
-    values = (coefficient.unsqueeze(1) * gradient)[row, column].to(dtype)
     result.parts += [
         Dense(block.scores, (coefficient * share).to(dtype)),
-        Sparse(row, target.ids[row, column], values),
+        positives.entries((coefficient.unsqueeze(1) * gradient).to(dtype)),
     ]
     return result
 

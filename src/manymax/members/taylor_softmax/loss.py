@@ -25,11 +25,18 @@ from manymax.errors import ArgumentError
 from manymax.ops.checks import check_finite, check_scores, visible, working
 from manymax.ops.reduction import reduce
 
+# Below 0 the terms of the polynomial cancel: around its least value they are e^(0.56 order) times as large as their
+# sum. At order 30 that leaves nine digits of a float64. Higher orders come to the exponential itself.
+MOST_ORDER = 30
+
 
 def check_order(order: int) -> None:
-    """Raise unless the order is an even integer of at least 2: polynomials of odd order take negative values."""
-    if isinstance(order, bool) or not isinstance(order, int) or order < 2 or order % 2:
-        raise ArgumentError(f"`order` must be an even integer of at least 2 (odd orders turn negative); got {order!r}.")
+    """Raise unless the order is an even integer in [2, 30]: polynomials of odd order take negative values."""
+    if isinstance(order, bool) or not isinstance(order, int) or not 2 <= order <= MOST_ORDER or order % 2:
+        raise ArgumentError(
+            f"`order` must be an even integer in [2, {MOST_ORDER}] (odd orders turn negative, higher ones lose their"
+            f" digits below 0 and are softmax above); got {order!r}."
+        )
 
 
 def polynomial(s: Tensor, order: int) -> Tensor:
@@ -220,8 +227,9 @@ SETTINGS = (
         2,
         "Order of the Taylor polynomial of Taylor-softmax; even.",
         least=2,
+        most=MOST_ORDER,
         multiple_of=2,
-        reason="odd orders turn negative",
+        reason="odd orders turn negative, higher ones lose their digits",
     ),
 )
 
