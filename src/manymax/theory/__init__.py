@@ -10,6 +10,7 @@ rates                what curvature means for gradient descent on a linear head
 approximations       which members approximate the softmax loss
 bias_variance        how far such an approximation is from the softmax loss
 inputs               checks of the arguments of `bias_variance`
+gradient_deviation   how far the gradients of sampled losses are from the exact one
 gradients            what ties cost a ranking, and which classes get a gradient
 cost                 what a training step costs
 

@@ -26,6 +26,7 @@ from manymax.engine.member import Member
 from manymax.errors import ArgumentError, ArgumentTypeError
 from manymax.ops.checks import check_scores
 from manymax.ops.discounts import discounts
+from manymax.theory.inputs import check_proposal
 from manymax.theory.order_preservation import Map
 
 
@@ -211,6 +212,7 @@ def sampled_gradient(
     check_scores(scores)
     if member.kind != "sampled":
         raise ArgumentError(f"`member` must draw negatives; {member.name} does not: see `gradient`.")
+    check_proposal(log_q)
     leaf, count = scores.detach().requires_grad_(), len(scores) * draws * num_negatives
     ids = torch.multinomial(log_q.exp(), count, replacement=True, generator=generator).view(len(scores), draws, -1)
     rows = torch.arange(len(scores))[:, None, None]
@@ -242,6 +244,7 @@ def undrawn_probability(log_q: Tensor, num_negatives: int) -> Tensor:
     >>> undrawn_probability(torch.tensor([0.5, 0.25, 0.25]).log(), 2)
     tensor([0.2500, 0.5625, 0.5625])
     """
+    check_proposal(log_q)
     return (num_negatives * torch.log1p(-log_q.exp())).exp()
 
 

@@ -95,13 +95,20 @@ def _read_settings(member: Member, given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: given.get(name, setting.default) for name, setting in known.items()}
 
 
+def check_proposal(log_q: Tensor) -> None:
+    """Raise unless log q has the logarithms of probabilities, of which -inf is one."""
+    if not isinstance(log_q, Tensor) or not log_q.is_floating_point():
+        kind = log_q.dtype if isinstance(log_q, Tensor) else type(log_q).__name__
+        raise ArgumentTypeError(f"`log_q` must be a float tensor of log-probabilities; got {kind}.")
+    if not (log_q < 1e-3).all():  # nan compares as False
+        raise ArgumentError(f"`log_q` must be the log of probabilities, at most 0; got {float(log_q.max())}.")
+
+
 def _read_log_q(log_q: Tensor | None, scores: Tensor) -> Tensor:
     """log q as (N, C) float64, normalised; an error unless it is finite at every class that is not masked."""
     if log_q is None:
         return scores.new_tensor(-math.log(scores.shape[-1])).expand_as(scores)
-    if not isinstance(log_q, Tensor) or not log_q.is_floating_point():
-        kind = log_q.dtype if isinstance(log_q, Tensor) else type(log_q).__name__
-        raise ArgumentTypeError(f"`log_q` must be a float tensor of log-probabilities; got {kind}.")
+    check_proposal(log_q)
     if log_q.shape not in (scores.shape, scores.shape[-1:]):
         raise ArgumentError(
             f"`log_q` must have shape ({scores.shape[-1]},) or {tuple(scores.shape)}; got {tuple(log_q.shape)}."

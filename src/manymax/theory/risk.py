@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import combinations_with_replacement
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 from manymax.engine.member import Member
 from manymax.errors import ArgumentError
 from manymax.ops.tree import ClassTree
+from manymax.theory.inputs import check_proposal
 
 
 def all_samples(log_q: Tensor, num_negatives: int) -> tuple[Tensor, Tensor]:
@@ -27,8 +29,10 @@ def all_samples(log_q: Tensor, num_negatives: int) -> tuple[Tensor, Tensor]:
     >>> all_samples(torch.tensor([0.5, 0.5]).log(), 2)
     (tensor([[0, 0], [0, 1], [1, 1]]), tensor([0.2500, 0.5000, 0.2500]))
     """
+    check_proposal(log_q)
     num_classes = len(log_q)
-    ids = torch.combinations(torch.arange(num_classes), num_negatives, with_replacement=True)
+    # Not torch.combinations, which first counts the sequences of draws and overflows.
+    ids = torch.tensor(list(combinations_with_replacement(range(num_classes), num_negatives)))
     counts = torch.nn.functional.one_hot(ids, num_classes).sum(-2).to(log_q.dtype)
     # log of k! / prod_j counts_j!, the number of sequences of draws with these counts; 0 * -inf is nan and counts as 0.
     log_sequences = math.lgamma(num_negatives + 1) - torch.lgamma(counts + 1).sum(-1)
@@ -179,6 +183,11 @@ def search_minimisers(
     Returns:
         The ends of those descents whose risk is the lowest of all.
     """
+    if member.held is not None:
+        raise ArgumentError(
+            f"`member`: no formula is known for the minimiser of {member.name} with these settings, and a descent finds"
+            f" none, because the gradient holds {member.held} constant."
+        )
     probs = (weights / weights.sum()).double()
     if bool((probs <= 0).any()):
         raise ArgumentError(
@@ -197,6 +206,8 @@ def search_minimisers(
 
 def closed_form(member: Member, probs: Tensor, *, log_q: Tensor | None = None, **settings: Any) -> Tensor | None:
     """The minimisers (n, C) for class probabilities probs (C,) by a formula; None where none is known."""
+    if log_q is not None:
+        check_proposal(log_q)
     if member.theory.minimisers is not None:
         return member.theory.minimisers(probs, log_q, **settings)
     if member.foundation is not None:
