@@ -28,7 +28,9 @@ KNOWN = FAMILY["taylor_softmax"]
 DEGREE = replace(KNOWN.settings[0], option="degree", most=6, help="Of the polynomial; even.")
 MINE = replace(KNOWN, name="mine", class_name="Mine", aliases=("own",), settings=(DEGREE,))
 SETTINGS = {"data": "planted", "size": "60x60x10", "dim": 4, "epochs": 3, "batch_size": 64, "loss": "own", "degree": 4}
-OUT_OF_RANGE = "`degree` must be an even integer in [2, 6] (odd orders turn negative); got 8."
+OUT_OF_RANGE = (
+    "`degree` must be an even integer in [2, 6] (odd orders turn negative, higher ones lose their digits); got 8."
+)
 
 
 @pytest.fixture
@@ -103,7 +105,7 @@ def test_a_run_is_finished_recorded_and_resumed(tmp_path: Path) -> None:
     assert run(config, tmp_path / "cut").status == "done"
     whole, cut = (read_record(tmp_path / name) for name in ("whole", "cut"))
     assert (cut.test, cut.valid, cut.best_epoch) == (whole.test, whole.valid, whole.best_epoch)
-    assert cut.settings["loss"] == {"name": "mine", "label_smoothing": 0.0, "degree": 4}
+    assert cut.settings["loss"] == {"name": "mine", "label_smoothing": 0.0, "exclude": "none", "degree": 4}
     assert flat(cut.settings)["degree"] == 4
     assert load_model(tmp_path / "cut")[0] == config
     same = run(

@@ -242,6 +242,51 @@ def test_a_batch_can_be_asked_for_by_its_number(reader: SimpleNamespace, options
         assert torch.equal(batches[number].users, batch.users)
 
 
+@settings(max_examples=20)
+@given(
+    ragged, st.integers(1, 20), st.sampled_from([*MODES, (BY_ID, {"batches": "chunks"}), (BY_ID, {"grouped": False})])
+)
+def test_numbered_pairs_are_places_in_the_training_part(
+    lists: list[list[int]], size: int, mode: tuple[SimpleNamespace, dict[str, str]]
+) -> None:
+    split, (reader, options) = split_of(lists), mode
+    owner, plain = split.train.users(), epoch(split, reader, size, max_length=3, **options)
+    for batch, usual in zip(epoch(split, reader, size, max_length=3, numbered=True, **options), plain, strict=True):
+        assert usual.pair_ids is None
+        assert batch.pair_ids is not None
+        grouped, same = batch.target, usual.target
+        if isinstance(grouped, Target) and isinstance(same, Target):
+            assert grouped.ids is not None and same.ids is not None  # noqa: PT018
+            real = grouped.weights > 0
+            target, users, numbers = grouped.ids[real], batch.users.repeat_interleave(real.sum(1)), batch.pair_ids[real]
+            assert torch.equal(grouped.ids, same.ids)
+        else:
+            assert isinstance(grouped, Tensor) and isinstance(same, Tensor)  # noqa: PT018
+            target, users, numbers = grouped, batch.users, batch.pair_ids
+            if batch.every_position and batch.history is not None:
+                users = users.repeat_interleave((batch.history >= 0).sum(1))
+            assert torch.equal(grouped, same)
+        assert torch.equal(split.train.items[numbers], target)
+        assert torch.equal(owner[numbers], users)
+        assert numbers.unique().numel() == numbers.numel()
+
+
+def test_a_pair_has_the_same_number_in_every_epoch_and_no_other_pair_has_it() -> None:
+    split = split_of([[3, 1, 4], [1, 5, 9, 2, 6], [5, 3]])
+    whole = {"all": 3, "windows": 3, "prefix": 3, "pairs": 0, "users": 0, "chunks": 0}  # first items are no targets
+    for mode, left_out in whole.items():
+        reader, option = (BY_HISTORY, "positions") if left_out else (BY_ID, "batches")
+        for seed in (0, 1):
+            batches = epoch(split, reader, 4, seed, numbered=True, **{option: mode})
+            numbers = torch.cat(
+                [
+                    batch.pair_ids[batch.target.weights > 0] if isinstance(batch.target, Target) else batch.pair_ids
+                    for batch in batches
+                ]
+            )
+            assert numbers.sort().values.tolist() == [i for i in range(10) if not left_out or i not in (0, 3, 8)]
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [

@@ -13,7 +13,7 @@ from manymax.engine.member import Setting
 from manymax.errors import ArgumentError, ManymaxError, UnknownNameError
 from manymax.members import FAMILY
 from manymax.study.config import RunConfig
-from manymax.study.run_options import FLAT_FORM, flat, options
+from manymax.study.run_options import FLAT_FORM, LATER_OPTIONS, flat, options
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,16 @@ def _another(value: object, name: str) -> object:
     if isinstance(value, int | float):
         return value + 1
     texts = {"columns": {"user": "u"}, "cutoffs": (5, 20), "monitor": "recall@20", "multilabel": "normalized"}
-    texts |= {"init": "xavier", "batches": "users", "preset": "paper-table", "size": "tiny", "name": "x"}
+    texts |= {
+        "init": "xavier",
+        "batches": "users",
+        "exclude": "positives",
+        "preset": "paper-table",
+        "size": "tiny",
+        "name": "x",
+        "encoding": "latin-1",
+        "date_format": "%d.%m.%Y",
+    }
     return texts.get(name, 1)
 
 
@@ -158,8 +167,11 @@ def test_nested_and_flat_settings_are_the_same_run(nested: dict, same: dict) -> 
     ("settings", "complaint"),
     [
         ({"loss": "entmax", "alpha": 3}, "`alpha` must be a number in [1, 2] (1 is softmax, 2 is sparsemax); got 3."),
-        ({"loss": {"name": "taylor_softmax", "order": 3}}, "`order` must be an even integer of at least 2"),
-        ({"loss": "ssm", "correction": "logp"}, "`correction` must be one of 'none', 'logq', 'partition'; got 'logp'."),
+        ({"loss": {"name": "taylor_softmax", "order": 3}}, "`order` must be an even integer in [2, 30]"),
+        (
+            {"loss": "ssm", "correction": "logp"},
+            "`correction` must be one of 'none', 'logq', 'partition', 'corrected_logq'; got 'logp'.",
+        ),
         ({"loss": "ssm", "sampler": "dns", "pool": 0}, "`pool` must be an integer of at least 1; got 0."),
         ({"backbone": "sasrec", "dropout": 1.0}, "`dropout` must be a number in [0, 1); got 1.0."),
         ({"loss": "rg", "solver": "als", "ridge": 0}, "`ridge` must be a number above 0; got 0."),
@@ -182,7 +194,13 @@ def test_settings_that_a_row_declares_are_checked(settings: dict, complaint: str
 
 def test_a_record_holds_the_settings_that_have_an_effect() -> None:
     nested = RunConfig(loss="nce", sampler="popularity").nested()
-    assert nested["loss"] == {"name": "nce", "hit_policy": None, "log_z": None, "learnable_log_z": False}
+    assert nested["loss"] == {
+        "name": "nce",
+        "exclude": "none",
+        "hit_policy": None,
+        "log_z": None,
+        "learnable_log_z": False,
+    }
     assert nested["sampler"]["power"] == 1.0
     assert "sampler" not in RunConfig().nested()
 
@@ -210,8 +228,9 @@ def test_the_hashes_of_all_kept_records_are_those_of_version_0_1_0() -> None:
         for name in ("record.json", "settings.json")
         for path in OLD.rglob(name)
     ]
-    for path in KEPT.rglob("*.jsonl"):
+    for path in (*KEPT.glob("*.jsonl"), *(KEPT / "study").glob("*.jsonl")):  # those of results/public are later ones
         contents += [(path, json.loads(line)["record"]) for line in path.read_text(encoding="utf-8").splitlines()]
+    later = [(name, value) for name, value in LATER_OPTIONS.items() if name != "computation"]
     others = []
     for path, content in contents:
         config = RunConfig(**content["settings"])
@@ -220,7 +239,7 @@ def test_the_hashes_of_all_kept_records_are_those_of_version_0_1_0() -> None:
         if config.content_hash() != content["hash"]:
             others.append(path)
         elif "computation" in content["settings"]:  # the last of that version's options: names and order are the same
-            assert list(config.flat().items()) == [*content["settings"].items(), ("backend", "auto")]
+            assert list(config.flat().items()) == [*content["settings"].items(), *later]
     assert len(contents) > 400
     assert len(others) == OLDER
     assert not [path for path in others if "fixtures" in path.parts or path.stem == "planted"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import pytest
 import torch
 from rich.console import Console
 
@@ -34,11 +35,17 @@ def test_a_terminal_shows_every_run_that_is_under_way(tmp_path: Path) -> None:
     assert "planted mf nce seed 0: under way" in out.getvalue()
 
 
-def test_output_to_a_file_has_no_live_view(tmp_path: Path) -> None:
-    out = io.StringIO()
-    with StudyProgress(Console(file=out, force_terminal=False)) as watch:
-        watch(jobs(tmp_path))
-    assert out.getvalue().strip() == ""
+def test_output_to_a_file_has_a_line_per_run_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("manymax.cli.study.time.monotonic", lambda: now)
+    out, under_way = io.StringIO(), jobs(tmp_path)
+    with StudyProgress(Console(file=out, force_terminal=False, width=40)) as watch:
+        for seconds in range(61):
+            now = 100.0 + seconds
+            watch(under_way)
+            assert bool(out.getvalue()) == (seconds >= 5), "the first lines come soon, but not at once"
+    lines = ["planted mf softmax seed 0: epoch 3/10  best ndcg@20 0.2500", "planted mf nce seed 0: under way"]
+    assert out.getvalue().splitlines() == lines * 2
 
 
 def test_the_training_state_is_read_from_a_checkpoint(tmp_path: Path) -> None:

@@ -92,8 +92,24 @@ ENTMAX = {
 }
 
 
+# With a moving average for each training pair.
+AVERAGED = {
+    "data": "planted-tiny",
+    "loss": "ssm",
+    "correction": "partition",
+    "compositional": 0.2,
+    "num_negatives": 5,
+    "batches": "chunks",
+    "dim": 16,
+    "batch_size": 300,
+    "lr": 0.03,
+    "epochs": 30,
+    "patience": 3,
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [SETTINGS, ENTMAX], ids=["ssm", "entmax"])
+@pytest.mark.parametrize("settings", [SETTINGS, ENTMAX, AVERAGED], ids=["ssm", "entmax", "averaged"])
 def test_a_run_killed_twenty_times_ends_like_an_uninterrupted_one(settings: dict[str, object], tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(tmp_path), json.dumps(settings), "20"],

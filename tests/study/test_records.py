@@ -69,7 +69,12 @@ def test_a_record_survives_the_disk(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "complaint"),
-    [(None, "holds no finished run"), ("{", "cannot be read"), ("[1]", "is no record"), ('{"a": 1}', "is no record")],
+    [
+        (None, "holds no finished run"),
+        ("{", "cannot be read"),
+        ("[1]", "holds no JSON object"),
+        ('{"a": 1}', "is no record"),
+    ],
 )
 def test_what_is_not_a_record_is_refused_with_a_message(tmp_path: Path, content: str | None, complaint: str) -> None:
     if content is not None:

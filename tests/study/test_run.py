@@ -15,6 +15,7 @@ from manymax.study import run as run_module
 from manymax.study.checkpoint import TrainingState
 from manymax.study.config import RunConfig
 from manymax.study.data.prepare import Prepared
+from manymax.study.parallel import Team
 from manymax.study.records import Record, read_record
 from manymax.study.run import finished, load_model, prepare_data, run
 from manymax.study.supervisor import ProgressReporter
@@ -22,6 +23,7 @@ from manymax.study.sweep import sweep
 
 TINY = {"data": "planted-tiny", "dim": 8, "batch_size": 500, "epochs": 3, "lr": 0.01}
 SAMPLED = TINY | {"backbone": "sasrec", "loss": "ssm", "num_negatives": 5, "patience": 1, "epochs": 6}
+AVERAGED = {"loss": "ssm", "num_negatives": 5, "correction": "partition", "compositional": 0.2}
 
 
 @pytest.fixture(scope="module")
@@ -108,8 +110,11 @@ def test_the_same_settings_give_the_same_bits(prepared: Prepared, tmp_path: Path
     [
         SAMPLED,
         SAMPLED | {"sampler": "midx", "codewords": 4, "accumulate": 3},
+        SAMPLED | AVERAGED | {"positions": "windows"},
+        TINY | AVERAGED | {"shared": True, "batches": "chunks", "accumulate": 2},
         TINY | {"loss": "entmax", "learnable_alpha": True, "backbone": "lightgcn"},
         TINY | {"loss": "hsm", "eval_every": 2},
+        TINY | {"loss": "talos", "k": 5, "tau": 0.3, "scale": "cosine", "temperature": 1.0, "bound_epochs": 2},
         TINY | {"loss": "nce", "learnable_log_z": True, "num_negatives": 5, "bf16": True},
         {"data": "planted-tiny", "loss": "rg", "solver": "als", "dim": 8, "epochs": 5},
     ],
@@ -284,16 +289,38 @@ def test_a_monitor_that_needs_the_true_law_is_refused_without_it(prepared: Prepa
 
 
 def test_a_loaded_model_scores_as_the_trained_one(prepared: Prepared, tmp_path: Path) -> None:
-    for settings in (SAMPLED, TINY | {"loss": "hsm"}, TINY | {"backbone": "lightgcn", "scale": "cosine"}):
-        folder = tmp_path / settings["loss" if "loss" in settings else "backbone"]
+    hsm, averaged, cosine = {"loss": "hsm"}, AVERAGED, {"backbone": "lightgcn", "scale": "cosine"}
+    for number, settings in enumerate((SAMPLED, TINY | hsm, TINY | averaged, TINY | cosine)):
+        folder = tmp_path / str(number)
         record = run(RunConfig(**settings), folder, prepared=prepared)
         config, model, _, _, split = load_model(folder)
         again = run_module._evaluate(config, model, Prepared(prepared.interactions, split, [], prepared.truth), "test")
         assert again.mean == record.test
 
 
+def test_averages_of_pairs_are_learned_saved_and_matter(prepared: Prepared, tmp_path: Path) -> None:
+    settings = TINY | AVERAGED
+    plain = run(RunConfig(**{**settings, "compositional": None}), tmp_path / "plain", prepared=prepared)
+    assert run(RunConfig(**settings), tmp_path / "run", prepared=prepared).test != plain.test
+    averages = load_model(tmp_path / "run")[1].head.pair_averages
+    assert len(averages) == prepared.split.train.items.numel()
+    assert averages.isfinite().all()  # every pair was met
+    # Relative to the positive, which is a part of it, a sum is above 1; with C classes of about equal scores it is C.
+    assert averages.min() > 0
+    assert abs(averages.mean().exp() / prepared.split.num_items - 1) < 0.5
+
+
+def test_averages_of_pairs_are_refused_on_several_ranks(prepared: Prepared, tmp_path: Path) -> None:
+    team = Team()
+    team.size = 2
+    with pytest.raises(ManymaxError, match=r"`compositional` works in one process, .* start it without torchrun"):
+        run(RunConfig(**TINY | AVERAGED), tmp_path / "run", prepared=prepared, team=team)
+    assert not (tmp_path / "run").exists()
+
+
 def test_records_are_json_that_anything_reads(prepared: Prepared, tmp_path: Path) -> None:
     record = run(RunConfig(**TINY), tmp_path / "run", prepared=prepared)
     plain = json.loads((tmp_path / "run" / "record.json").read_text(encoding="utf-8"))
     assert plain["test"]["ndcg@20"] == record.test["ndcg@20"]
+    assert plain.pop("checksum")
     assert Record(**plain) == record

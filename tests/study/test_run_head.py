@@ -40,15 +40,20 @@ def test_every_loss_has_a_head_that_trains_and_ranks(loss: str, split: Split) ->
         ({"loss": "taylor_softmax", "order": 4}, "order", 4),
         ({"loss": "ssm", "num_negatives": 7}, "num_negatives", 7),
         ({"loss": "ssm", "sampler": "in_batch", "num_negatives": 0}, "num_negatives", None),
+        ({"loss": "ssm", "sampler": "mixed", "num_negatives": 0}, "num_negatives", None),
+        ({"loss": "ssm", "sampler": "mixed", "batch_size": 4, "num_negatives": 9}, "num_negatives", 9),
         ({"loss": "ssm", "shared": True}, "shared", True),
         ({"loss": "ssm", "correction": "partition"}, "correction", "partition"),
+        ({"loss": "ssm", "correction": "corrected_logq"}, "correction", "corrected_logq"),
         ({"loss": "ssm", "hit_policy": "mask"}, "hit_policy", "mask"),
         ({"loss": "ssm", "correction": "partition", "debias": "delta"}, "debias", "delta"),
+        ({"loss": "ssm", "correction": "partition", "compositional": 0.3}, "compositional", 0.3),
         ({"loss": "nce", "hit_policy": "mask"}, "hit_policy", "mask"),
         ({"loss": "nce"}, "hit_policy", "keep"),
         ({"loss": "nce", "log_z": 0.0}, "log_z", 0.0),
         ({"loss": "nce"}, "log_z", math.log(6)),
         ({"loss": "bpr", "num_negatives": 3}, "num_negatives", 3),
+        ({"loss": "gbce", "t": 0.5}, "t", 0.5),
         ({"loss": "softmax", "label_smoothing": 0.1}, "label_smoothing", 0.1),
         ({"loss": "hsm", "label_smoothing": 0.1}, "label_smoothing", 0.1),
         *(
@@ -60,6 +65,11 @@ def test_every_loss_has_a_head_that_trains_and_ranks(loss: str, split: Split) ->
 )
 def test_options_arrive(settings: dict, attribute: str, value: object, split: Split) -> None:
     assert getattr(build_head(RunConfig(**settings), split), attribute) == value
+
+
+def test_the_share_of_mixed_negatives_arrives(split: Split) -> None:
+    head = build_head(RunConfig(loss="ssm", sampler="mixed", in_batch_share=0.25), split)
+    assert head.sampler.in_batch_share == 0.25
 
 
 @pytest.mark.parametrize(("loss", "option"), [("entmax", "learnable_alpha"), ("nce", "learnable_log_z")])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from manymax.members import FAMILY
+from manymax.members import FAMILY, REFERENCE_LOSSES
 from manymax.members.rg.als import RGFactorization
 from manymax.samplers import SAMPLERS
 from manymax.study.checkpoint import snapshot
@@ -128,8 +128,11 @@ def test_changing_the_loss_changes_neither_weights_nor_order(prepared: Prepared)
         weights = model.backbone.state_dict()
         first = first or {"weights": weights, "users": batch.users, "ids": batch.target.ids}
         assert all(torch.equal(weights[name], weight) for name, weight in first["weights"].items()), loss
-        assert torch.equal(batch.users, first["users"])
-        assert torch.equal(batch.target.ids, first["ids"])
+        if config.groups_pairs:
+            assert torch.equal(batch.users, first["users"])
+            assert torch.equal(batch.target.ids, first["ids"])
+        else:  # a loss of all positives of a row together: its pairs stay apart
+            assert torch.equal(batch.users.unique(), first["users"])
 
 
 def test_another_seed_is_another_run(prepared: Prepared) -> None:
@@ -158,7 +161,7 @@ def test_negatives_and_dropout_differ_from_step_to_step(prepared: Prepared, tmp_
     assert len({ids.numpy().tobytes() for ids in seen}) == len(seen)
 
 
-@pytest.mark.parametrize("loss", [*FAMILY, "bpr", "bce"])
+@pytest.mark.parametrize("loss", [*FAMILY, *REFERENCE_LOSSES])
 def test_a_huge_learning_rate_diverges_with_a_message(loss: str, prepared: Prepared, tmp_path: Path) -> None:
     for lr in (1e9, 1e38):
         config = RunConfig(**TINY | {"loss": loss, "lr": lr})
@@ -190,3 +193,34 @@ def test_bf16_stays_near_float32(prepared: Prepared, tmp_path: Path) -> None:
         losses = [supervisor.state.rows[-1]["loss"] for supervisor in (plain, half)]
         assert losses[0] == pytest.approx(losses[1], rel=0.01)
         assert losses[0] != losses[1]
+
+
+@pytest.mark.parametrize(("loss", "decoupled"), [("softmax", False), ("softmax", True), ("rankmax", False)])
+def test_other_positives_of_a_user_are_left_out_of_the_sum(prepared, loss: str, decoupled: bool) -> None:
+    settings = {"exclude": "positives", "scale": "cosine", "temperature": 0.5}
+    settings |= {"decoupled": True} if decoupled else {}
+    config = RunConfig(**TINY, loss=loss, **settings)
+    model = build_model(config, prepared.split)
+    batch = epoch_batches(config, prepared.split, model, 0)[0]
+    vectors = model.backbone.vectors()
+    scores = (model.backbone.queries(batch, vectors) @ vectors.items.T).double()
+    rows = []
+    for row, user in enumerate(batch.users.tolist()):
+        seen = prepared.split.train.padded(torch.tensor([user]))[0]
+        ids = batch.target if isinstance(batch.target, torch.Tensor) else batch.target.ids
+        for positive in ids.reshape(len(batch.users), -1)[row][weights_of(batch)[row] > 0].tolist():
+            left = scores[row].clone()
+            own = left[positive].clone()
+            left[seen] = -torch.inf
+            left[positive] = own
+            if decoupled:
+                left[positive] = -torch.inf
+                rows.append(left.logsumexp(0) - own)
+            else:
+                rows.append(FAMILY[loss].loss(left, torch.tensor(positive)))
+    assert len(rows) == config.training.batch_size
+    torch.testing.assert_close(model(batch).double(), torch.stack(rows).mean(), rtol=1e-5, atol=1e-6)
+
+
+def weights_of(batch) -> torch.Tensor:
+    return torch.ones(len(batch.users), 1) if isinstance(batch.target, torch.Tensor) else batch.target.weights

@@ -96,7 +96,7 @@ def test_losses_and_settings_that_a_computation_cannot_do_are_refused() -> None:
         RunConfig(loss="nce", computation="table")
     with pytest.raises(ArgumentError, match="works with alpha 1"):
         RunConfig(loss="entmax", alpha=1.3, computation="table")
-    with pytest.raises(ArgumentError, match="is for softmax, sparsemax, entmax, rankmax; got 'taylor_softmax'"):
+    with pytest.raises(ArgumentError, match=r"is for softmax, sparsemax, .*; got 'taylor_softmax'"):
         RunConfig(loss="taylor_softmax", computation="compiled")
 
 

@@ -30,7 +30,7 @@ from manymax.errors import ArgumentError, ManymaxError, check_choice
 from manymax.members import FAMILY
 from manymax.samplers import SAMPLERS
 from manymax.study.backbones import BACKBONES
-from manymax.study.computations import USUAL, find_computation
+from manymax.study.computations import find_computation
 from manymax.study.groups import (
     ALL_GROUPS,
     GRADIENT,
@@ -49,6 +49,7 @@ from manymax.study.groups import (
 )
 from manymax.study.metrics import METRICS
 from manymax.study.run_options import (
+    LATER_OPTIONS,
     by_flat_name,
     declared_settings,
     flat,
@@ -99,12 +100,28 @@ class RunConfig(BaseModel):
         self._check_idle(given)
         self._check_solver()
         self._check_computation()
+        self._check_exclude()
         self._check_monitor()
 
     @property
     def member(self) -> Member:
         """The entry of the loss in the table of the family or of the reference losses."""
         return find_loss(self.loss.name)
+
+    @property
+    def sums_by_row(self) -> bool:
+        """Whether the loss takes rows with several positives: always, but for exact losses that exclude some items."""
+        return self.loss.exclude == "none" or self.member.kind == "sampled" or self.member.log_partition
+
+    @property
+    def groups_pairs(self) -> bool:
+        """Whether pairs of one user that meet in a batch share a row: wherever the loss is the same either way."""
+        return self.sums_by_row and not (self.member.joint and self.training.batches == "pairs")
+
+    @property
+    def keeps_pairs(self) -> bool:
+        """Whether the head of the run keeps a number for each training pair from one step to the next."""
+        return self.member.keeps_pairs({s.name: self.loss.own.get(s.public_name) for s in self.member.settings})
 
     @property
     def monitored(self) -> str:
@@ -157,6 +174,10 @@ class RunConfig(BaseModel):
                 f"`backend={backend!r}` contradicts `computation={computation.name!r}`, which is computed "
                 f"by {wanted}: leave one of them out."
             )
+        if computation.build is not None and (self.loss.exclude != "none" or self.loss.decoupled):
+            raise ArgumentError(
+                f"`computation={computation.name!r}` knows neither `exclude` nor `decoupled`: leave them out."
+            )
         if not computation.defaults_only:
             return
         defaults = {setting.public_name: unset_value(setting) for setting in with_switches(member.settings)}
@@ -165,6 +186,16 @@ class RunConfig(BaseModel):
         if any(now[name] != value for name, value in defaults.items()):
             known = ", ".join(f"{name} {value!r}" for name, value in defaults.items())
             raise ArgumentError(f"`computation={computation.name!r}` works with {known} only.")
+
+    def _check_exclude(self) -> None:
+        if self.loss.exclude == "none":
+            return
+        batches = self.training.batches
+        if batches != "pairs" and not self.sums_by_row:
+            raise ArgumentError(
+                f"`exclude={self.loss.exclude!r}` compares each positive with other items, and {self.member.name} has"
+                f" no closed form for rows with several positives: use `batches='pairs'` in place of {batches!r}."
+            )
 
     def _check_monitor(self) -> None:
         metric, at, cutoff = self.monitored.partition("@")
@@ -223,7 +254,7 @@ class RunConfig(BaseModel):
         """The settings that have an effect, in their groups, with values of JSON: the form that records hold.
 
         >>> RunConfig(loss="entmax").nested()["loss"]
-        {'name': 'entmax', 'label_smoothing': 0.0, 'alpha': 1.5, 'learnable_alpha': False}
+        {'name': 'entmax', 'label_smoothing': 0.0, 'exclude': 'none', 'alpha': 1.5, 'learnable_alpha': False}
         """
         unused = self.unused()
         found: dict[str, Any] = {}
@@ -241,16 +272,14 @@ class RunConfig(BaseModel):
         flat form, as JSON with sorted keys.
         """
         left_out = self.unused()
-        # Two peculiarities of version 0.1.0, kept for the sake of equal hashes: it hashed the label smoothing of
-        # sampled members of the family, which take none, and it left out `computation` at its default.
+        flat_settings = by_flat_name(self.model_dump(mode="json"))
+        # A peculiarity of version 0.1.0, kept for the sake of equal hashes: it hashed the label smoothing of sampled
+        # members of the family, which take none.
         if self.member.name in FAMILY and self.member.kind == "sampled" and self.training.solver == GRADIENT:
             left_out.discard("label_smoothing")
-        if self.machine.computation == USUAL:
-            left_out.add("computation")
-        # An option that version 0.1.0 did not have. What "auto" becomes depends on the machine, and is in the record.
-        if self.machine.backend == "auto":
-            left_out.add("backend")
-        flat_settings = by_flat_name(self.model_dump(mode="json"))
+        # Options that version 0.1.0 did not have, or left out. What the back end "auto" becomes depends on the machine,
+        # and is in the record.
+        left_out |= {name for name, default in LATER_OPTIONS.items() if flat_settings.get(name, default) == default}
         content = {name: value for name, value in flat_settings.items() if name not in left_out}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 

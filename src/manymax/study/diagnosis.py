@@ -23,6 +23,7 @@ from manymax.study.files import atomic_write, write_json
 from manymax.study.serve import Served
 from manymax.theory.approximations import approximations, tree_log_probs, variant_names
 from manymax.theory.bias_variance import divergences, drawn, estimate
+from manymax.theory.gradient_deviation import exact_gradient, gradient_estimators, predicted_gradient
 from manymax.theory.gradients import by_score, gradient, tie_loss, top_jacobian, undrawn_probability, without_signal
 from manymax.theory.inputs import MASKED_LOG_PROB
 from manymax.theory.jacobian import spectral_norm
@@ -36,6 +37,8 @@ RUN_PROPOSALS = ("uniform", "popularity")  # proposals that `of_run` can make
 FIGURE_SUFFIXES = ("png", "svg")
 KINDS_IN_ORDER: tuple[Kind, ...] = ("sampled", "tree", "quadratic", "exact")  # how a table sorts approximations
 NORM_ROWS, NORM_STEPS = 8, 100  # rows and steps of the power iteration; two correct digits are enough here
+
+GRADIENT_ROWS, EXACT_CLASSES = 4, 5000  # rows and classes of exact deviations: tenths of a second for each
 
 
 @dataclass(frozen=True)
@@ -175,6 +178,8 @@ def _approximations(subject: Subject, sizes: Sequence[int]) -> Iterator[tuple[st
     for name in sorted(known, key=lambda name: KINDS_IN_ORDER.index(FAMILY[name].kind)):
         given: dict[str, Any] = {}
         if known[name].needs_tree:
+            if too_few_rows(subject):
+                continue
             tree = HuffmanTree(subject.log_q.exp() if subject.counts is None else subject.counts)
             given["tree"] = tree_log_probs(subject.scores, tree, subject.dim)
         variants = [variant.settings for variant in known[name].variants if variant.masked or not masked]
@@ -186,6 +191,47 @@ def _approximations(subject: Subject, sizes: Sequence[int]) -> Iterator[tuple[st
             )
         elif name != BASELINE.name:
             yield from ((name, {**given, **variant}) for variant in variants)
+
+
+def too_few_rows(subject: Subject) -> bool:
+    """Whether the rows cannot tell how well the node vectors of a tree fit.
+
+    A tree's table of log-odds, rows by nodes, is fitted by one of rank `dim`: with at most `dim` rows the fit is
+    perfect whatever the scores are. Twice as many are the least that say something.
+    """
+    return len(subject.scores) < min(2 * subject.dim, subject.num_classes - 1)
+
+
+def deviations(subject: Subject, sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Bias and noise of sampled gradients in parts of the exact gradient's length: a row per estimate and size.
+
+    They are means over the first `GRADIENT_ROWS` rows: exact ones, None where there are too many classes for that, and
+    those that the Delta method predicts. Nothing if a class is masked or never drawn.
+    """
+    if not (subject.scores.isfinite().all() and subject.log_q.isfinite().all()):
+        return
+    scores, target = subject.scores[:GRADIENT_ROWS], subject.target[:GRADIENT_ROWS]
+    for name, estimator in gradient_estimators().items():
+        for k in sizes:
+            how: dict[str, Any] = {"log_q": subject.log_q, "num_negatives": k}
+            predicted = predicted_gradient(estimator, scores, target, **how)
+            row = {"estimate": name, "num_negatives": k, "bias": None, "noise": None}
+            row |= {"predicted_bias": predicted.bias(), "predicted_noise": predicted.noise()}
+            if subject.num_classes <= EXACT_CLASSES:
+                exact = exact_gradient(estimator, scores, target, **how)
+                row |= {"bias": exact.bias(), "noise": exact.noise()}
+            yield row
+
+
+def notes(subject: Subject) -> list[str]:
+    """Sentences on what these scores cannot tell."""
+    trees = [name for name, each in approximations().items() if each.needs_tree]
+    if not trees or not too_few_rows(subject):
+        return []
+    return [
+        f"{', '.join(trees)}: left out, because {len(subject.scores)} rows cannot tell how well vectors of size"
+        f" {subject.dim} fit, and would fit perfectly. Take at least {2 * subject.dim} (--rows)."
+    ]
 
 
 def signals(subject: Subject, sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
@@ -266,7 +312,7 @@ def _panels(matrices: Sequence[tuple[str, Tensor]], horizontal: str, vertical: s
 
 
 def diagnose(subject: Subject, sizes: Sequence[int], draws: int, generator: torch.Generator) -> dict[str, Any]:
-    """The content of `diagnosis.json`: divergences of the proposal, `bias_variance` and `signals`.
+    """The content of `diagnosis.json`: divergences of the proposal, `bias_variance`, `deviations`, `signals`.
 
     Args: as of `bias_variance`.
     """
@@ -281,7 +327,9 @@ def diagnose(subject: Subject, sizes: Sequence[int], draws: int, generator: torc
             for k, found in between.items()
         ],
         "bias_variance": list(bias_variance(subject, sizes, draws, generator)),
+        "deviations": list(deviations(subject, sizes)),
         "signals": list(signals(subject, sizes)),
+        "notes": notes(subject),
     }
 
 

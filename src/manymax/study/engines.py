@@ -30,6 +30,7 @@ from manymax.study.files import FolderBusy, locked
 from manymax.study.probe import probe
 from manymax.study.records import RECORD, Record, new_record, read_record, write_record
 from manymax.study.run import run
+from manymax.study.trials import Pruning, read_rules
 
 POLL_SECONDS = 0.5  # how long an engine waits for a run to end, and how long a busy run waits for the next attempt
 STOP_SECONDS = 60.0  # how long a run that is asked to stop may take to save itself
@@ -141,8 +142,10 @@ def do_run(config: RunConfig, folder: Path, checkpoint_seconds: float) -> None:
     try:
         _remove_unfinished_record(folder)
         try:
-            record = run(config, folder, checkpoint_seconds=checkpoint_seconds)
-            if record.status == "done":
+            rules = read_rules(folder)
+            pruning = None if rules is None else Pruning(rules)
+            record = run(config, folder, checkpoint_seconds=checkpoint_seconds, progress=pruning)
+            if record.status == "done" and rules is None:  # of a search, only what it was made for is of interest
                 probe(folder)
         except ManymaxError as error:
             _handle_error(config, folder, error, str(error))

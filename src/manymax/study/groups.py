@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from manymax.engine.member import Member
 from manymax.engine.native_library import BACKENDS
@@ -17,8 +17,9 @@ from manymax.members import BASELINE, FAMILY, REFERENCE_LOSSES
 from manymax.samplers import SAMPLERS
 from manymax.study.backbones import BACKBONES
 from manymax.study.computations import USUAL, find_computation
-from manymax.study.data.sources.table import parse_columns
+from manymax.study.data.sources.table import TableOptions, parse_columns
 
+WITH_COMMAS: Any = {"has_commas": True}  # marks a setting whose value may have commas
 GRADIENT = "gradient"  # name of the solver that every loss has: Adam
 
 
@@ -68,11 +69,23 @@ class DataSettings(Group):
     chooser = "source"
 
     source: str = Field(
-        "planted", description="The data: the name of a set (`manymax data list`), or a CSV, TSV or Parquet file."
+        "planted",
+        description="The data: a name (`manymax data list`), or a CSV, TSV, JSON lines or Parquet file.",
     )
     columns: dict[str, str] | None = Field(
-        None, description="Names of the columns of your own file: user=NAME,item=NAME,rating=NAME,time=NAME."
+        None,
+        description="Columns of your own file, such as user=NAME,item=NAME; time=none leaves out a guessed one.",
+        json_schema_extra=WITH_COMMAS,
     )
+    encoding: str | None = Field(
+        None, description="Encoding of your own file, such as latin-1 or utf-16; UTF-8 if left out."
+    )
+    date_format: str | None = Field(
+        None,
+        description="How your own file writes times, such as '%m/%d/%Y %H:%M'; ISO dates need none.",
+        json_schema_extra=WITH_COMMAS,
+    )
+    drop_missing: bool = Field(False, description="Leave out rows without a user, an item or another value.")
     preset: str | None = Field(None, description="Use the filters of the paper: paper-table or paper-text.")
     min_rating: float | None = Field(None, description="Keep interactions with at least this rating.")
     k_core: int | None = Field(None, ge=1, description="Keep users and items with at least this many interactions.")
@@ -90,6 +103,21 @@ class DataSettings(Group):
     def _columns(cls, value: Any) -> Any:
         """Turn the text "user=u,item=i" of a command line into a mapping."""
         return parse_columns(value) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _readable(self) -> DataSettings:
+        assert self.table_options  # which refuses what no table can be read with
+        return self
+
+    @property
+    def table_options(self) -> TableOptions:
+        """How the caller's own table is to be read."""
+        return TableOptions(self.columns, self.encoding, self.date_format)
+
+    @property
+    def title(self) -> str:
+        """What the data is called in messages: the name that it was given, or its source."""
+        return self.name or self.source
 
 
 class BackboneSettings(RowGroup):
@@ -128,6 +156,14 @@ class LossSettings(RowGroup):
         "sum", description="The loss of a user is the sum over the positives, or their mean."
     )
     label_smoothing: float = Field(0.0, ge=0, le=1, description="Share of the target that is spread over all items.")
+    exclude: Literal["none", "positives"] = Field(
+        "none",
+        description="Items left out of the sums of a row: none, or positives, the other training items of its user.",
+    )
+    decoupled: bool = Field(False, description="Leave a positive out of the sum of its own loss.")
+    bound_epochs: int = Field(
+        0, ge=0, description="Epochs for which the K-th largest score of a user is held; 0 takes it from every step."
+    )
 
     @field_validator("name")
     @classmethod
@@ -143,7 +179,7 @@ class SamplerSettings(RowGroup):
 
     name: str = Field("uniform", description="The sampler of negatives: {}.")
     num_negatives: int = Field(
-        100, ge=0, description="Number of negatives per positive; 0 with in_batch takes all of the batch."
+        100, ge=0, description="Number of negatives per positive; 0 with in_batch or mixed takes all of the batch."
     )
     shared: bool = Field(False, description="Draw negatives once for all rows of a batch.")
 
@@ -185,7 +221,10 @@ class EvaluationSettings(Group):
     """The metrics that are computed, and the one that early stopping uses."""
 
     cutoffs: tuple[int, ...] = Field(
-        (20,), min_length=1, description="Lengths of the ranked lists that metrics are computed on, such as 5,20."
+        (20,),
+        min_length=1,
+        description="Lengths of the ranked lists that metrics are computed on, such as 5,20.",
+        json_schema_extra=WITH_COMMAS,
     )
     monitor: str | None = Field(
         None, description="Metric for early stopping, such as recall@20; the default is ndcg at the largest cutoff."

@@ -275,7 +275,8 @@ def rows_of(batch: Batch, start: int, stop: int) -> Batch:
         ends = (batch.history != PADDING).sum(1).cumsum(0)
         first, last = int(ends[start - 1]) if start else 0, int(ends[stop - 1])
     target = _rows_of_target(batch.target, first, last)
-    return replace(batch, users=batch.users[start:stop], history=history, target=target)
+    exclude = None if batch.exclude is None else batch.exclude[start:stop]
+    return replace(batch, users=batch.users[start:stop], history=history, target=target, exclude=exclude)
 
 
 def _rows_of_target(target: Tensor | Target | None, start: int, stop: int) -> Tensor | Target | None:

@@ -37,11 +37,15 @@ from manymax.study.metrics import METRICS
 from manymax.study.parallel import Team
 from manymax.study.records import (
     CHECKPOINT,
+    ITEMS,
     MODEL,
     RECORD,
     SETTINGS_FILE,
+    USER_ITEMS,
     Record,
     Status,
+    checked_file,
+    checksums,
     new_record,
     read_record,
     read_vocabulary,
@@ -53,7 +57,7 @@ from manymax.study.records import (
 from manymax.study.run_head import build_head, choose_backend
 from manymax.study.run_options import LATER_OPTIONS, flat
 from manymax.study.seeds import generator
-from manymax.study.supervisor import Diverged, ProgressReporter, Stopped, TrainingSupervisor
+from manymax.study.supervisor import Diverged, ProgressReporter, Pruned, Stopped, TrainingSupervisor
 from manymax.study.train import Model, build_optimizer, follow, train
 from manymax.study.train_als import train_als
 
@@ -84,7 +88,7 @@ def run(
         team: the ranks that share each batch. This process is the first of them; the others call `follow_run`.
 
     Returns:
-        The record; its status is "done", "diverged" or "stopped".
+        The record; its status is "done", "diverged", "pruned" or "stopped".
 
     Raises:
         ManymaxError: the run cannot be done in this folder. Later errors are recorded as "failed", then raised.
@@ -92,12 +96,19 @@ def run(
     team = team or Team()
     if team.size > 1 and config.training.solver != GRADIENT:
         raise ArgumentError(f"`solver={config.training.solver!r}` works in one process: start it without torchrun.")
+    if team.size > 1 and config.keeps_pairs:
+        raise ArgumentError(
+            f"`{config.member.per_pair}` works in one process, which sees every step of a pair: start it without"
+            " torchrun."
+        )
     if (found := finished(config, folder)) is not None:  # before the data is prepared, which may take minutes
         return found
     choose_backend(config, folder / CHECKPOINT)  # an error now, if there is one, rather than after these minutes
-    start = time.perf_counter()
+    start, reporter = time.perf_counter(), progress or ProgressReporter()
     with _torch_threads(config.machine.threads):
+        reporter.reading(config)
         prepared = prepared or prepare_data(config)
+        reporter.prepared(config, prepared.card, prepared.split.num_items)
         seconds = time.perf_counter() - start
         # The lock is taken after the data is prepared: an error in the data leaves no folder behind.
         with locked(folder):
@@ -107,7 +118,6 @@ def run(
             _write_or_check_settings(config, folder, prepared)
             backend = choose_backend(config, folder / CHECKPOINT)
             try:
-                reporter = progress or ProgressReporter()
                 return _train_and_test(config, folder, prepared, reporter, checkpoint_seconds, seconds, team, backend)
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}"
@@ -141,7 +151,7 @@ def finished(config: RunConfig, folder: Path) -> Record | None:
 def check_data_files(config: RunConfig, record: Record, folder: Path) -> None:
     """Raise an error if the data files of a finished run have changed since: its numbers are of the old content."""
     files: dict[str, str] = next((step["files"] for step in record.card or () if "files" in step), {})
-    if changed := changed_files(config.data.source, files, config.data.columns):
+    if changed := changed_files(config.data.source, files, config.data.table_options):
         raise ManymaxError(
             f"{', '.join(changed)} has changed since the run in {folder} was finished: choose another folder, or remove"
             " this one."
@@ -189,18 +199,7 @@ def fingerprint(split: Split) -> str:
 
 def prepare_data(config: RunConfig) -> Prepared:
     """Read, filter and split the data that `config` names."""
-    data = config.data
-    return prepare(
-        data.source,
-        columns=data.columns,
-        preset=data.preset,
-        min_rating=data.min_rating,
-        k_core=data.k_core,
-        split=data.split,
-        seed=config.seed,
-        size=data.size,
-        name=data.name,
-    )
+    return prepare(config.data.source, seed=config.seed, **config.data.model_dump(exclude={"source"}))
 
 
 def build_model(config: RunConfig, split: Split, backend: str = "auto") -> Model:
@@ -210,7 +209,8 @@ def build_model(config: RunConfig, split: Split, backend: str = "auto") -> Model
     torch.manual_seed(0)
     settings = cast(Settings, SimpleNamespace(**config.flat()))
     backbone = BACKBONES[config.backbone.name].build(split, settings, generator(config.seed, "init"))
-    return Model(backbone, build_head(config, split, backend))
+    held = split.num_users if config.loss.bound_epochs else 0
+    return Model(backbone, build_head(config, split, backend), held)
 
 
 def follow_run(team: Team) -> None:
@@ -286,20 +286,24 @@ def _train_and_test(
                 train(model, optimizer, split, supervisor, team)
     except Diverged as diverged:
         status, reason = "diverged", str(diverged)
+    except Pruned as pruned:
+        status, reason = "pruned", str(pruned)
     except Stopped as stopped:
         status, reason = "stopped", str(stopped)
     finally:
         progress.end()
     # A diverged run is tested too, with the best weights of before. A process killed while testing leaves the last
     # checkpoint of the training and no final record: the next start trains the few remaining steps and tests again.
-    outcome = {} if status == "stopped" else _test_best(supervisor, model, folder, prepared)
+    outcome = {} if status in ("stopped", "pruned") else _test_best(supervisor, model, folder, prepared)
     return _write_outcome(supervisor, folder, prepared, status=status, reason=reason, **outcome)
 
 
 def _evaluate(config: RunConfig, model: Model, prepared: Prepared, part: str) -> Evaluation:
-    return evaluate(
-        model.backbone, model.head, prepared.split, part, cutoffs=config.evaluation.cutoffs, truth=prepared.truth
-    )
+    cutoffs = config.evaluation.cutoffs
+    if part == "valid" and config.evaluation.monitor is not None:
+        # Each epoch is judged by one metric, and lists for the longest cutoff would take a multiple of its time.
+        cutoffs = (int(config.monitored.partition("@")[2]),)
+    return evaluate(model.backbone, model.head, prepared.split, part, cutoffs=cutoffs, truth=prepared.truth)
 
 
 def _test_best(supervisor: TrainingSupervisor, model: Model, folder: Path, prepared: Prepared) -> dict[str, Any]:
@@ -319,7 +323,8 @@ def _test_best(supervisor: TrainingSupervisor, model: Model, folder: Path, prepa
             found["test"] = _finite(test.mean)
             write_users(folder, prepared.interactions.user_ids[test.users.numpy()], test.per_user)
             write_tensors(folder / MODEL, supervisor.best, {"hash": config.content_hash()})
-        write_vocabulary(folder, prepared.interactions.user_ids, prepared.interactions.item_ids, split)
+        made = prepared.interactions
+        write_vocabulary(folder, made.user_ids, made.item_ids, split, made.item_titles)
     return found
 
 
@@ -345,6 +350,7 @@ def _write_outcome(supervisor: TrainingSupervisor, folder: Path, prepared: Prepa
     )
     if state.rows:
         write_epochs(folder, state.rows)
+    record = record.model_copy(update={"files": checksums(folder)})
     write_record(folder, record)
     if record.final:
         (folder / CHECKPOINT).unlink(missing_ok=True)
@@ -378,6 +384,8 @@ def load_model(folder: Path) -> tuple[RunConfig, Model, list[Any], list[Any], Sp
     if record.status != "done" and not (folder / MODEL).exists():
         raise ManymaxError(f"{folder} holds no trained model: its run is {record.status} ({record.reason}).")
     config = RunConfig(**record.settings)
+    for name in (USER_ITEMS, ITEMS, MODEL):
+        checked_file(folder, record, name)
     try:
         user_ids, item_ids, split = read_vocabulary(folder)
         tensors, _ = read_tensors(folder / MODEL, "model")

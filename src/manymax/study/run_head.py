@@ -71,13 +71,19 @@ def build_head(config: RunConfig, split: Split, backend: str = "auto") -> Linear
     """
     member, computation = config.member, find_computation(config.machine.computation)
     if computation.build is not None:
+        if config.loss.bound_epochs:
+            raise ArgumentError("`bound_epochs` needs a head that takes bounds: leave out it or the `computation`.")
         return computation.build(member, split.num_items)
     make: Any = head_class(member)
     keywords = {"multilabel": config.loss.multilabel, **own_keywords(member.settings, config.loss.own)}
+    if config.loss.decoupled:
+        keywords["decoupled"] = True
     # The first argument of a head is the size of its own class vectors; None: it gets those of the backbone each step.
     if member.kind == "sampled":
         options = {name: value for name, value in {"backend": backend}.items() if name in make.honours}
         drawn = _sampling_keywords(config, split)
+        if config.keeps_pairs:
+            drawn["num_pairs"] = split.train.items.numel()
         return cast(LinearHead, make(None, split.num_items, **keywords, **drawn, options=options))
     if member.takes.smoothing:
         keywords["label_smoothing"] = config.loss.label_smoothing
@@ -107,17 +113,22 @@ def own_keywords(settings: Iterable[Setting], own: dict[str, Any]) -> dict[str, 
     return found
 
 
-def _sampling_keywords(config: RunConfig, split: Split) -> dict[str, Any]:
-    """The keywords of heads that sample negatives."""
-    sampler, size = SAMPLERS[config.sampler.name], config.training.batch_size
+def check_negatives(config: RunConfig, split: Split) -> None:
+    """Raise an error if a loss that samples negatives cannot draw as many as it is asked for."""
     # In-batch negatives are the positives of other rows, so a batch of n pairs has n - 1 of them. The last batch of an
     # epoch is shorter than the others: better an error now than at the end of the first epoch.
-    last = split.train.items.numel() % size
-    if sampler.needs_target and config.training.batches == "pairs" and 0 < last <= config.sampler.num_negatives:
+    last = split.train.items.numel() % config.training.batch_size
+    limited = config.member.kind == "sampled" and SAMPLERS[config.sampler.name].limited_by_batch
+    if limited and config.training.batches == "pairs" and 0 < last <= config.sampler.num_negatives:
         raise ArgumentError(
             f"`num_negatives` is {config.sampler.num_negatives}, but the last batch of an epoch has {last} pairs, too "
             "few to take as many negatives from: use 0 for all of the batch, or another `batch_size`."
         )
+
+
+def _sampling_keywords(config: RunConfig, split: Split) -> dict[str, Any]:
+    """The keywords of heads that sample negatives."""
+    check_negatives(config, split)
     return {
         "sampler": build_sampler(config, split),
         "num_negatives": config.sampler.num_negatives or None,

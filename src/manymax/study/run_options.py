@@ -22,7 +22,7 @@ from manymax.members import FAMILY, REFERENCE_LOSSES
 from manymax.samplers import SAMPLERS
 from manymax.study.backbones import BACKBONES
 from manymax.study.computations import COMPUTATIONS, computation_names, has_native_code
-from manymax.study.groups import ALL_GROUPS, GRADIENT, GROUPS, losses, solver_names
+from manymax.study.groups import ALL_GROUPS, GRADIENT, GROUPS, WITH_COMMAS, losses, solver_names
 
 # The options of version 0.1.0 in their order. Records of that version hold the flat form, reports read it, and the hash
 # of a run is computed from it: neither names nor order may change. Later options of all runs follow at the end.
@@ -35,14 +35,23 @@ FLAT_FORM = (
     *("multilabel", "label_smoothing", "computation", "solver", "ridge", "ridge_power", "positive_weight"),
     *("lr", "weight_decay", "batch_size", "batches", "chunk", "accumulate", "clip", "bf16", "threads"),
     *("epochs", "patience", "eval_every", "cutoffs", "monitor", "seed"),
-    "backend",
+    *("backend", "exclude", "decoupled", "compositional", "bound_epochs"),
+    *("encoding", "date_format", "drop_missing"),
 )
 
-# Options that the oldest records do not have, with the value that they would have had.
-LATER_OPTIONS = {"computation": "blocks", "backend": "auto"}
-
-# Options whose unset value is None: several rows declare them, with different defaults, and None means the row's own.
-LEFT_TO_THE_ROW = ("hit_policy",)
+# Options that the oldest records do not have, with the value that they would have had. With this value they do not
+# enter the hash of a run, which is then that of the older version.
+LATER_OPTIONS = {
+    "computation": "blocks",
+    "backend": "auto",
+    "exclude": "none",
+    "decoupled": False,
+    "compositional": None,
+    "bound_epochs": 0,
+    "encoding": None,
+    "date_format": None,
+    "drop_missing": False,
+}
 
 ResultT = TypeVar("ResultT")
 
@@ -99,9 +108,16 @@ def with_switches(settings: Iterable[Setting]) -> Iterator[Setting]:
         yield from (setting, *setting.switches())
 
 
+@_cached_until_a_table_changes
+def left_to_the_row() -> frozenset[str]:
+    """Options whose unset value is None: rows declare them with different defaults, and None means the row's own."""
+    every = (pair for declared in declared_settings().values() for pair in declared.items())
+    return frozenset(name for name, rows in every if len({setting.default for _, setting in rows}) > 1)
+
+
 def unset_value(setting: Setting) -> Any:
     """The value that a setting has in a run if it is not given."""
-    return None if setting.public_name in LEFT_TO_THE_ROW else setting.default
+    return None if setting.public_name in left_to_the_row() else setting.default
 
 
 @dataclass(frozen=True)
@@ -114,6 +130,7 @@ class Option:
     default: its value if it is not given.
     help: one or two sentences.
     choices: the words that are allowed; empty if any value of the kind is.
+    has_commas: whether a value may have commas, so that they do not separate several values.
     """
 
     name: str
@@ -122,6 +139,7 @@ class Option:
     default: Any
     help: str
     choices: tuple[str, ...] = ()
+    has_commas: bool = False
 
 
 @_cached_until_a_table_changes
@@ -148,6 +166,7 @@ def _fixed_options() -> Iterator[Option]:
                 field.default,
                 str(field.description).format(", ".join(names.get(name, ()))),
                 choices.get(name, words),
+                has_commas=field.json_schema_extra == WITH_COMMAS,
             )
 
 
@@ -192,15 +211,18 @@ def _make_rules() -> Iterator[Rule]:
     yield from _rules_of(declared["loss"], "loss")
     yield ("sampler", "num_negatives", "shared"), "loss", _names(m for m in members if m.kind == "sampled")
     yield ("label_smoothing",), "loss", _names(m for m in members if m.takes.smoothing)
+    yield ("exclude",), "loss", _names(m for m in members if m.kind in ("exact", "sampled"))
+    yield ("decoupled",), "loss", _names(m for m in members if m.log_partition)
     yield from _rules_of(declared["sampler"], "sampler")
     yield from _rules_of(declared["backbone"], "backbone")
-    yield ("batches",), "backbone", tuple(row.name for row in BACKBONES.values() if row.pairs)
+    yield ("bound_epochs",), "loss", _names(m for m in members if m.bounded)
+    yield ("batches", "exclude", "bound_epochs"), "backbone", tuple(row.name for row in BACKBONES.values() if row.pairs)
     yield ("chunk",), "batches", ("chunks",)
     yield ("multilabel",), "batches", ("users",)
     yield ("temperature",), "scale", ("cosine",)
     yield from _rules_of(declared["training"], "solver")
     gradient_options = ("lr", "weight_decay", "batch_size", "batches", "chunk", "accumulate", "clip", "bf16")
-    yield (*gradient_options, "label_smoothing"), "solver", (GRADIENT,)
+    yield (*gradient_options, "label_smoothing", "exclude", "decoupled", "bound_epochs"), "solver", (GRADIENT,)
     # Which members a computation takes is not asked here: that would import the packages of all computations.
     yield ("computation",), "loss", _names(m for m in members if m.kind == "exact")
     yield ("backend",), "loss", _names(m for m in members if has_native_code(m))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from manymax.study.config import RunConfig
 from manymax.study.data.batches import Batch
 from manymax.study.data.interactions import Lists, Split
 from manymax.study.evaluate import USERS_AT_A_TIME
+from manymax.study.records import read_titles
 from manymax.study.run import load_model
 from manymax.study.train import Model
 
@@ -26,7 +30,8 @@ class Served:
     """A trained model with the ids of its users and items.
 
     Inside, users and items are numbers from 0; `user_ids` and `item_ids` say what each number was called in the data.
-    `known` are the items of each user in all three parts of the split, in time order.
+    `known` are the items of each user in all three parts of the split, in time order. `item_titles` are what the items
+    are called, None for one without a title; None if the data has no titles.
     """
 
     config: RunConfig
@@ -35,6 +40,7 @@ class Served:
     item_ids: Sequence[Any]
     split: Split
     known: Lists
+    item_titles: Sequence[str | None] | None = None
 
     @classmethod
     def load(cls, folder: Path) -> Served:
@@ -42,18 +48,35 @@ class Served:
         config, model, user_ids, item_ids, split = load_model(folder)
         lists = (split.train, split.valid, split.test)
         users, items = torch.cat([part.users() for part in lists]), torch.cat([part.items for part in lists])
-        return cls(config, model, user_ids, item_ids, split, Lists.from_pairs(users, items, split.num_users))
+        known = Lists.from_pairs(users, items, split.num_users)
+        return cls(config, model, user_ids, item_ids, split, known, read_titles(folder))
 
     def number(self, user: str) -> int:
-        """The number of the user with this id; ids that are integers in the data are given as text too."""
-        names = [str(name) for name in self.user_ids]
-        if user in names:
-            return names.index(user)
+        """The number of the user with this id; ids that are integers in the data are given as text too.
+
+        Where no id is written like this, one that is the same number is meant: 17850 finds 17850.0, and the other way
+        round.
+        """
+        if (found := self._numbers.get(user)) is not None:
+            return found
+        names = list(self._numbers)
+        if _is_number(user):
+            same = [name for name in names if _is_number(name) and Decimal(name) == Decimal(user)]
+            if len(same) == 1:
+                return self._numbers[same[0]]
+            if same:
+                known = ", ".join(map(repr, same))
+                raise ArgumentError(f"`user` {user!r} could be any of {known}: write it like one of them.")
         nearest = difflib.get_close_matches(user, names, n=1)
         hint = f" did you mean {nearest[0]!r}?" if nearest else ""
         raise UnknownNameError(
             f"unknown user {user!r}:{hint} The run knows {len(names):,} users, such as {names[0]!r}."
         )
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        """The number of each user, by the id as text."""
+        return {str(name): number for number, name in enumerate(self.user_ids)}
 
     @torch.no_grad()
     def recommend(self, users: Tensor, top: int, *, seen: bool = False) -> tuple[Tensor, Tensor]:
@@ -94,3 +117,8 @@ class Served:
     def _all_queries(self, vectors: Vectors) -> Iterator[Tensor]:
         for users in torch.arange(self.split.num_users).split(USERS_AT_A_TIME):
             yield self.queries(users, vectors)
+
+
+def _is_number(text: str) -> bool:
+    """Whether a text is a plain number, such as 17850 or 17850.0."""
+    return re.fullmatch(r"-?[0-9]+(\.[0-9]+)?", text) is not None

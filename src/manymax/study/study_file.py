@@ -16,6 +16,7 @@ from manymax.errors import ArgumentError, unknown_name
 from manymax.study.config import RunConfig
 from manymax.study.data.load import PLANTED_NAME
 from manymax.study.run_options import flattened
+from manymax.study.search import Search, read_search
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -38,6 +39,13 @@ class StudyConfig(BaseModel):
         loss = "rg"
         solver = "als"
 
+        [[search]]          # trials of each of these losses, chosen on the validation part, then seeds of the best
+        loss = ["softmax", "rankmax"]
+        over = { lr = { low = 1e-3, high = 1e-1, log = true }, temperature = [0.1, 0.2, 0.5] }
+        first = [{ lr = 0.1, temperature = 0.2 }]
+        trials = 12
+        seeds = 3
+
     Keys of `settings` and `grid` are those of `RunConfig`, flat or nested (`loss.name = "entmax"` and
     `loss.alpha = [1.2, 1.5]`). A setting that has no effect together with the others (the learning rate of ALS) is left
     out, and combinations that are then equal are run once.
@@ -48,12 +56,15 @@ class StudyConfig(BaseModel):
     title: str = Field("", description="The title of the study.")
     settings: dict[str, Any] = Field({}, description="Settings of every run.")
     grid: list[dict[str, Any]] = Field([{}], description="Tables of settings; every combination of their lists is run.")
+    search: list[dict[str, Any]] = Field([], description="Tables of settings and of ranges of settings to search.")
 
     def __init__(self, **content: Any) -> None:
         for name in content:
             if name not in type(self).model_fields:
                 raise unknown_name("key of a study", name, type(self).model_fields)
-        grid = content.get("grid", [{}])
+        search = content.get("search", [])
+        content["search"] = [search] if isinstance(search, Mapping) else search
+        grid = content.get("grid", [] if content["search"] else [{}])
         content["grid"] = [grid] if isinstance(grid, Mapping) else grid  # [grid] in place of [[grid]]
         tables = [content.get("settings", {}), *content["grid"]]
         if not all(isinstance(table, Mapping) for table in tables):
@@ -83,20 +94,20 @@ def expand(study: StudyConfig, **overrides: Any) -> list[RunConfig]:
 
     Args:
         study: content of a study file.
-        overrides: settings that replace those of the file in every run.
+        overrides: settings that replace those of the file in every run; every combination of lists among them is run.
 
     >>> grid = [{"loss": ["softmax", "rg"], "lr": [1e-2, 1e-3]}, {"loss": "rg", "solver": "als", "lr": [1e-2, 1e-3]}]
     >>> [(run.loss.name, run.training.solver) for run in expand(StudyConfig(grid=grid))][-2:]
     [('rg', 'gradient'), ('rg', 'als')]
     """
-    overrides = flattened(overrides)
+    every_override = list(_products(flattened(overrides)))
     runs: dict[str, RunConfig] = {}  # by hash: combinations that differ only in settings without effect are equal
     refused: list[ArgumentError] = []
-    for settings in _combinations(study):
+    for settings, replaced in product(_combinations(study), every_override):
         try:
-            config = _config(settings | overrides)
+            config = _config(settings | replaced)
         except ArgumentError as error:
-            for alone in (settings, overrides):  # raises an error if one of them is impossible by itself
+            for alone in (settings, replaced):  # raises an error if one of them is impossible by itself
                 _config(alone)
             refused.append(error)
         else:
@@ -112,17 +123,47 @@ def expand(study: StudyConfig, **overrides: Any) -> list[RunConfig]:
     return list(runs.values())
 
 
-def _combinations(study: StudyConfig) -> Iterator[dict[str, Any]]:
-    """The settings of each run, with those that may have no effect."""
+def searches(study: StudyConfig, **overrides: Any) -> list[Search]:
+    """The searches of a study, in the order of the file.
+
+    Args:
+        study: content of a study file.
+        overrides: settings beside the file, as `read_search` takes them, or lists of values.
+    """
+    given = flattened(overrides)
+    every = list(_products(given))
+    found = [search for table in study.search for each in every for search in read_search(table, _common(study), each)]
+    for search in found:
+        search.config(dict(search.first[0]) if search.first else {})  # an error in the settings now, not after others
+    if study.search and not found and not study.grid:
+        raise ArgumentError(f"no search of the file has {', '.join(f'{k}={v}' for k, v in given.items())}.")
+    return found
+
+
+def _common(study: StudyConfig) -> dict[str, Any]:
     # One thread per run unless the file says otherwise: the order of summation depends on the number of threads, and
     # results must not depend on how many runs share the machine.
-    common = {"threads": 1, **study.settings}
+    return {"threads": 1, **study.settings}
+
+
+def _combinations(study: StudyConfig) -> Iterator[dict[str, Any]]:
+    """The settings of each run, with those that may have no effect."""
+    common = _common(study)
     for table in study.grid:
-        axes = {name: values if isinstance(values, list) else [values] for name, values in table.items()}
-        if empty := [name for name, values in axes.items() if not values]:
-            raise ArgumentError(f"`{empty[0]}` in [[grid]] must list at least one value; got an empty list.")
-        for values in product(*axes.values()):
-            yield common | dict(zip(axes, values, strict=True))
+        yield from (common | each for each in _products(table))
+
+
+def _products(table: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Every combination of the lists of a table.
+
+    >>> list(_products({"loss": "nce", "seed": [0, 1]}))
+    [{'loss': 'nce', 'seed': 0}, {'loss': 'nce', 'seed': 1}]
+    """
+    axes = {name: values if isinstance(values, list) else [values] for name, values in table.items()}
+    if empty := [name for name, values in axes.items() if not values]:
+        raise ArgumentError(f"`{empty[0]}` in [[grid]] must list at least one value; got an empty list.")
+    for values in product(*axes.values()):
+        yield dict(zip(axes, values, strict=True))
 
 
 def _config(settings: Mapping[str, Any]) -> RunConfig:

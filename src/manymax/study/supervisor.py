@@ -37,12 +37,22 @@ class Diverged(ManymaxError):
     """The loss is not finite, or a weight is not finite or larger than `LARGEST_WEIGHT`."""
 
 
+class Pruned(ManymaxError):
+    """A reporter has found the run, a trial of a search, to be hopeless: it ends early and is not tested."""
+
+
 class Stopped(ManymaxError):
     """A signal asked the run to stop. Its checkpoint is saved, and starting the run again continues from it."""
 
 
 class ProgressReporter:
     """Base class for progress reporters; ignores every event."""
+
+    def reading(self, config: RunConfig) -> None:
+        """Called before the data is read and prepared, which may take a minute."""
+
+    def prepared(self, config: RunConfig, card: list[dict[str, Any]], num_items: int) -> None:
+        """Called when the data is there, with its data card."""
 
     def begin(self, config: RunConfig, folder: Path, state: TrainingState) -> None:
         """Called when training begins, or continues from the checkpoint `state`."""

@@ -29,6 +29,8 @@ from manymax.study.engines import (
 from manymax.study.files import write_json
 from manymax.study.records import PROBE, RECORD, STUDY, Record, read_record
 from manymax.study.run import CHECKPOINT_SECONDS, check_data_files
+from manymax.study.search import Searches
+from manymax.study.trials import has_rules
 
 MAX_ATTEMPTS = 3  # a run whose process has died this often is recorded as failed
 
@@ -61,6 +63,7 @@ def sweep(
     engine: Engine | None = None,
     on_record: OnRecord = lambda outcome, record: None,
     on_poll: Callable[[Sequence[Job]], None] = lambda jobs: None,
+    searches: Searches | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Outcome:
     """Do every run that is not finished yet.
@@ -73,6 +76,7 @@ def sweep(
         engine: does the runs in place of processes of this machine.
         on_record: called with each record, also with those of runs that were finished before.
         on_poll: called about twice a second with the runs that are under way.
+        searches: further runs, each of which is known when others have ended.
         checkpoint_seconds: least number of seconds between two checkpoints of a run.
 
     Returns:
@@ -80,28 +84,40 @@ def sweep(
         checkpoint, and is raised.
     """
     _make_folder(folder, title)
-    waiting = deque(Job(config, folder / config.content_hash()) for config in configs)
+    begun = [] if searches is None else searches.begin()
+    waiting = deque(Job(config, folder / config.content_hash()) for config in (*configs, *begun))
     for job in waiting:  # before anything is started: data that has changed concerns the whole study
         if (record := final_record(job.folder)) is not None:
             check_data_files(job.config, record, job.folder)
     working: dict[Any, Job] = {}  # by the engine's handle
-    outcome, engine = Outcome(len(waiting)), engine or LocalEngine(workers)
+    total = len(configs) + (0 if searches is None else searches.total)
+    outcome, engine = Outcome(total), engine or LocalEngine(workers)
+
+    def ended(record: Record) -> None:
+        following = [] if searches is None else searches.after(record)
+        # Before what waits: a search that has begun comes to its end before another one begins.
+        waiting.extendleft(Job(config, folder / config.content_hash()) for config in reversed(following))
+        outcome.add(record, on_record)
+
     try:
         while waiting or working:
+            before = len(outcome.records)
             for job in _take_ready(waiting, engine.slots - len(working)):
                 # Read again just before the start: another study in this folder may have finished the run.
                 if (record := _complete_record(job.folder)) is None:
                     job.attempts += 1
                     working[engine.start(job, checkpoint_seconds)] = job
                 else:
-                    outcome.add(record, on_record)
+                    ended(record)
+            if not working and len(outcome.records) > before:
+                continue  # what was read may be followed by more, and nothing has to be waited for
             on_poll(list(working.values()))
             for started, code in engine.ended(list(working)):
                 job = working.pop(started)
                 if (record := _record_after(code, job)) is None:
                     waiting.appendleft(job)
                 else:
-                    outcome.add(record, on_record)
+                    ended(record)
     finally:
         engine.stop(list(working))
     return outcome
@@ -132,7 +148,8 @@ def _take_ready(waiting: deque[Job], slots: int) -> Iterator[Job]:
 def _complete_record(folder: Path) -> Record | None:
     """The record of a run with nothing left to do; None for a trained model that has not been probed yet."""
     record = final_record(folder)
-    return None if record is not None and record.status == "done" and not (folder / PROBE).exists() else record
+    probed = has_rules(folder) or (folder / PROBE).exists()
+    return None if record is not None and record.status == "done" and not probed else record
 
 
 def _record_after(code: int | None, job: Job) -> Record | None:

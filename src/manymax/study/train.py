@@ -24,16 +24,25 @@ class Model(nn.Module):
 
     backbone: Backbone
     head: LinearHead
+    bounds: Tensor | None
 
-    def __init__(self, backbone: Backbone, head: LinearHead) -> None:
+    def __init__(self, backbone: Backbone, head: LinearHead, held: int = 0) -> None:
+        """With `held` users the model keeps the K-th largest score of each, which `refresh_bounds` finds."""
         super().__init__()
         self.backbone, self.head = backbone, head
+        # A buffer is in checkpoints: a run that is resumed goes on with the same bounds.
+        self.register_buffer("bounds", torch.zeros(held) if held else None)
 
     def forward(self, batch: Batch) -> Tensor:
         """The loss of a batch, a scalar."""
         vectors = self.backbone.vectors()
         queries = self.backbone.queries(batch, vectors)
-        loss: Tensor = self.head(queries, batch.target, vectors.for_head(self.head))
+        # Not every kind of head takes ids that its sums leave out, and numbers of its pairs.
+        given = {"exclude": batch.exclude, "pair_ids": batch.pair_ids}
+        listed = {name: ids for name, ids in given.items() if ids is not None}
+        if self.bounds is not None:
+            listed["bound"] = self.bounds[batch.users]
+        loss: Tensor = self.head(queries, batch.target, vectors.for_head(self.head), **listed)
         return loss
 
 
@@ -68,10 +77,11 @@ def train(
     while supervisor.has_epochs_left:
         with supervisor.timed("loading"):
             batches = epoch_batches(config, split, model, state.epoch)
-        # Not when resuming in the middle of an epoch: the samplers' state of its beginning is in the checkpoint, as
-        # buffers of the model, and the item vectors are different by now.
+        # Not when resuming in the middle of an epoch: what samplers and bounds were at its beginning is in the
+        # checkpoint, as buffers of the model, and the item vectors are different by now.
         if state.batch == 0:
             refresh_samplers(model, config.seed, state.epoch)
+            refresh_bounds(model, config, state.epoch)
         while state.batch < len(batches):
             with supervisor.timed("loading"):
                 group = next_group(batches, state.batch, config)
@@ -112,6 +122,7 @@ def follow(model: Model, optimizer: torch.optim.Optimizer, split: Split, config:
             batches, current_epoch = epoch_batches(config, split, model, epoch), epoch
         if batch == 0:
             refresh_samplers(model, config.seed, epoch)
+            refresh_bounds(model, config, epoch)
         optimizer.zero_grad(set_to_none=True)
         # `compute_gradients` raises an error of one rank on all ranks. The first rank decides what it means.
         with contextlib.suppress(ArgumentError):
@@ -175,6 +186,9 @@ def epoch_batches(config: RunConfig, split: Split, model: Model, epoch: int) -> 
         chunk=training.chunk,
         positions=every_setting["positions"],
         max_length=every_setting["max_length"],
+        grouped=config.groups_pairs,
+        exclude=config.loss.exclude == "positives",
+        numbered=config.keeps_pairs,
         generator=generator(config.seed, "shuffle", step=epoch),
     )
 
@@ -198,3 +212,18 @@ def refresh_samplers(model: Model, seed: int, epoch: int) -> None:
     for module in model.head.modules():
         if isinstance(module, Sampler):
             module.refresh(model.backbone.vectors().items, generator(seed, "sampler", step=epoch))
+
+
+@torch.no_grad()
+def refresh_bounds(model: Model, config: RunConfig, epoch: int) -> None:
+    """Before the first epoch and again every `bound_epochs`: the K-th largest of all scores of each user."""
+    if model.bounds is None or epoch % config.loss.bound_epochs:
+        return
+    training = model.backbone.training
+    model.backbone.eval()  # no dropout in the scores
+    vectors = model.backbone.vectors()
+    length = min(getattr(model.head, "k"), model.head.num_classes)  # noqa: B009, of heads with a list of K
+    for users in torch.arange(len(model.bounds)).split(config.training.batch_size):
+        queries = model.backbone.queries(Batch(users), vectors)
+        model.bounds[users] = model.head.topk(queries, length, vectors.for_head(model.head))[0][:, -1]
+    model.backbone.train(training)

@@ -14,7 +14,7 @@ from manymax.cli.app import app
 from manymax.cli.docs import planted_page, planted_runs
 from manymax.errors import ArgumentError, ManymaxError
 from manymax.paper.reproduction import RESULTS, read
-from manymax.study.files import read_json, write_json
+from manymax.study.files import read_json, read_sealed, write_json, write_sealed
 from manymax.study.record_files import read_all_runs, to_line, write_runs
 from manymax.study.records import EPOCHS, RECORD, read_table
 from manymax.study.report.collect import collect, portable
@@ -88,14 +88,14 @@ class TestCollect:
         folder = write_run(tmp_path / "mine", loss="softmax", **ML1M)
         (run,) = collect([folder], tmp_path / "kept.jsonl").kept
         (line,) = (tmp_path / "kept.jsonl").read_text(encoding="utf-8").splitlines()
-        before, after = read_json(folder / RECORD), json.loads(line)
+        before, after = read_sealed(folder / RECORD), json.loads(line)
         assert after["record"]["settings"]["data"]["source"] == "ml-1m.parquet"
         after["record"]["settings"]["data"]["source"] = before["settings"]["data"]["source"]
         assert after["record"] == before
         assert after["epochs"] == run.epochs == read_table(folder / EPOCHS).to_pydict()
 
     def test_path_of_windows(self, tmp_path: Path) -> None:
-        content = read_json(write_run(tmp_path, loss="softmax", data=r"C:\me\ml-1m.parquet") / RECORD)
+        content = read_sealed(write_run(tmp_path, loss="softmax", data=r"C:\me\ml-1m.parquet") / RECORD)
         assert portable(content, tmp_path).settings["data"]["source"] == "ml-1m.parquet"
 
     def test_probe_is_rounded(self, tmp_path: Path) -> None:
@@ -107,10 +107,10 @@ class TestCollect:
 
     def test_fields_of_another_version(self, tmp_path: Path) -> None:
         folder = write_run(tmp_path / "mine", loss="softmax", **ML1M)
-        content = read_json(folder / RECORD)
-        write_json(folder / RECORD, content | {"extra": {}})
+        content = read_sealed(folder / RECORD)
+        write_sealed(folder / RECORD, content | {"extra": {}})
         assert collect([folder], tmp_path / "kept.jsonl").total == 1
-        write_json(folder / RECORD, content | {"extra": {"a": 1}})
+        write_sealed(folder / RECORD, content | {"extra": {"a": 1}})
         with pytest.raises(ManymaxError, match="holds extra, which this version"):
             collect([folder], tmp_path / "kept.jsonl")
 
@@ -130,9 +130,9 @@ class TestCollect:
 
     def test_a_later_run_of_the_same_settings_takes_the_place_of_the_first(self, root: Path) -> None:
         file = root / RESULTS / "q1.jsonl"
-        (first,) = [path for path in (root / "mine").rglob(RECORD) if read_json(path)["settings"]["seed"] == 1]
-        content = read_json(first)
-        write_json(first, content | {"test": content["test"] | {"ndcg@20": 0.5}})
+        (first,) = [path for path in (root / "mine").rglob(RECORD) if read_sealed(path)["settings"]["seed"] == 1]
+        content = read_sealed(first)
+        write_sealed(first, content | {"test": content["test"] | {"ndcg@20": 0.5}})
         write_run(root / "more", loss="softmax", seed=2, **ML1M)
         done = collect([first.parent, root / "more"], file)
         assert ([run.record.hash for run in done.replaced], done.total) == ([content["hash"]], 12)
@@ -146,7 +146,7 @@ class TestCollect:
         assert len(done.new) + done.left_out == len(folders)
         for run in read_study(tmp_path / "kept.jsonl").runs:
             folder = folders[run.record.hash]
-            before = read_json(folder / RECORD)
+            before = read_sealed(folder / RECORD)
             assert run.record.test == before["test"]
             assert {**run.settings, "data": None} == {**run.settings, **before["settings"], "data": None}
             (own,) = read_study(folder).runs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from manymax.errors import ManymaxError
 from manymax.paper.findings import FINDINGS
 from manymax.paper.findings_file import FINDINGS_FILE, UNTESTED, decide
 from manymax.paper.reproduction import PAGE, RESULTS, page, read, write
-from manymax.study.files import write_json
+from manymax.study.files import read_sealed, write_json, write_sealed
 from manymax.study.record_files import read_all_runs, write_runs
 from manymax.study.records import RECORD
 from manymax.study.report.collect import collect
@@ -66,8 +65,8 @@ class TestFindings:
 
     def test_a_later_run_of_the_same_settings_is_another(self, root: Path) -> None:
         for path in (root / "mine").rglob(RECORD):
-            content = json.loads(path.read_text())
-            write_json(path, content | {"test": dict.fromkeys(content["test"], 0.9)})
+            content = read_sealed(path)
+            write_sealed(path, content | {"test": dict.fromkeys(content["test"], 0.9)})
         (case,) = decide(read(root).done, [root / "mine"], {})["findings"]["2"]
         assert (case["supports"], case["why"].partition(";")[2]) == (None, f" {UNTESTED}")
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import shutil
-import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -14,12 +12,13 @@ import pytest
 
 from manymax.errors import ManymaxError
 from manymax.paper.page_sections import PAPER_SECTIONS, PUBLISHED_NUMBERS
+from manymax.study.files import read_sealed, write_sealed
 from manymax.study.report.page import build, report
 from manymax.study.report.runs import read_study
+from tests.browser import browse, needs_chromium
 from tests.study.report.generated import QUALITY, grid, write_run
 
 HOSTILE = '</script><script>document.title="taken"</script><img src=x onerror=alert(1)>"\'&$x_1$'
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 class Text(HTMLParser):
@@ -211,10 +210,10 @@ def test_runs_under_way_and_unreadable_ones_are_named(tmp_path: Path) -> None:
 
 def test_metrics_that_are_not_numbers(tmp_path: Path) -> None:
     folder = write_run(tmp_path)
-    record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
+    record = read_sealed(folder / "record.json")
     record["test"] = dict.fromkeys(record["test"])
     record["valid"] = {}
-    (folder / "record.json").write_text(json.dumps(record), encoding="utf-8")
+    write_sealed(folder / "record.json", record)
     report(tmp_path, images=False)
 
 
@@ -237,19 +236,6 @@ def test_a_report_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ManymaxError, match="cannot be written"):
         report(tmp_path, tmp_path / "file" / "report")
-
-
-def browse(page: Path, *options: str) -> tuple[str, str]:
-    """The page after its scripts have run, and what the browser has logged."""
-    assert CHROMIUM is not None
-    flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
-    flags += [f"--user-data-dir={page.parent / 'browser'}", "--virtual-time-budget=60000", "--enable-logging=stderr"]
-    command = [CHROMIUM, *flags, *options, "--dump-dom", page.resolve().as_uri()]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-    return result.stdout, "\n".join(line for line in result.stderr.splitlines() if "CONSOLE" in line)
-
-
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: the page was not opened")
 
 
 @needs_chromium

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from manymax.study.files import read_json, write_json
+from manymax.study.files import read_sealed, write_sealed
 from manymax.study.records import RECORD, write_users
 from manymax.study.report import pace, tables
 from manymax.study.report.formats import Cell, ReportTable
@@ -107,9 +107,9 @@ def test_where_less_is_better_the_best_has_the_least(tmp_path: Path) -> None:
     """In a study with the regret as its only metric, the choice of the rate, the tests and the pace go by it."""
     for loss, lr, regret in (("softmax", 1e-3, 0.2), ("softmax", 1e-4, 0.4), ("nce", 1e-3, 0.3)):
         folder = write_run(tmp_path, loss=loss, lr=lr, regret=regret)
-        record = read_json(folder / RECORD)
+        record = read_sealed(folder / RECORD)
         record |= {part: {"regret@20": record[part]["regret@20"]} for part in ("test", "valid")}
-        write_json(folder / RECORD, record)
+        write_sealed(folder / RECORD, record)
         shift = torch.linspace(-0.01, 0.01, 50)
         users = np.array([f"u{i}" for i in range(50)])
         write_users(folder, users, {"regret@20": regret + shift * shift.roll(int(100 * regret))})

@@ -7,14 +7,14 @@ what is written.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from manymax.errors import ArgumentError, ManymaxError
-from manymax.study.files import read_json
+from manymax.study.files import read_sealed
 from manymax.study.record_files import KEPT_SUFFIX, KeptRun, check_suffix, read_all_runs, write_runs
-from manymax.study.records import EPOCHS, PROBE, RECORD, Record, read_table
+from manymax.study.records import EPOCHS, RECORD, Record, checked_file, read_probe, read_table
 from manymax.study.run_options import with_source
 
 PROBE_DIGITS = 4  # significant digits of what was probed, which is drawn and not computed with
@@ -35,7 +35,7 @@ class CollectResult:
         return self.new + self.replaced
 
 
-def collect(sources: Sequence[Path], into: Path) -> CollectResult:
+def collect(sources: Sequence[Path], into: Path, *, curves: bool = True) -> CollectResult:
     """Add the records and curves of the finished runs below `sources` to a file of kept runs.
 
     A run of the same settings (`record.hash`) that is in the file already is replaced. Runs that did not come to an end
@@ -45,6 +45,7 @@ def collect(sources: Sequence[Path], into: Path) -> CollectResult:
     Args:
         sources: folders of studies or of single runs, or files of kept runs.
         into: the file; made if it is not there.
+        curves: whether curves are kept; those of the trials of a search would be most of the file.
 
     Returns:
         What was added, replaced and left out.
@@ -52,7 +53,7 @@ def collect(sources: Sequence[Path], into: Path) -> CollectResult:
     check_suffix("into", into)
     before = {run.record.hash: run for run in read_all_runs(into)} if into.exists() else {}
     found = [run for source in sources for run in _runs_below(source)]
-    ended = {run.record.hash: run for run in found if run.record.final}
+    ended = {run.record.hash: run if curves else replace(run, epochs={}) for run in found if run.record.final}
     after = before | ended
     if ended:
         write_runs(into, after.values())
@@ -82,10 +83,11 @@ def records_below(folder: Path) -> list[Path]:
 
 def _portable_run(folder: Path) -> KeptRun:
     """What is kept of a run folder."""
-    record = portable(read_json(folder / RECORD), folder)
-    epochs = read_table(folder / EPOCHS).to_pydict() if (folder / EPOCHS).is_file() else {}
-    probe = read_json(folder / PROBE) if (folder / PROBE).is_file() else {}
-    return KeptRun(record, epochs, _rounded(probe))
+    record = portable(read_sealed(folder / RECORD), folder)
+    path = checked_file(folder, record, EPOCHS)
+    epochs = read_table(path).to_pydict() if path.is_file() else {}
+    # The checksums are those of files that stay where they are.
+    return KeptRun(record.model_copy(update={"files": {}}), epochs, _rounded(read_probe(folder)))
 
 
 def portable(content: dict[str, Any], folder: Path) -> Record:

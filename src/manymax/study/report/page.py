@@ -183,6 +183,10 @@ def _data(all_trials: Sequence[Trial]) -> Section:
 
 def _gaps(study: Study) -> Section:
     gaps = [*study.unreadable]
+    if unchecked := sum(run.folder is not None and not run.record.files for run in study.runs):
+        gaps.append(
+            f"{unchecked} runs have records without checksums (version 0.1.0): their files were read unchecked."
+        )
     if study.unfinished:
         names = ", ".join(path.name for path in study.unfinished[:5]) + (", ..." if len(study.unfinished) > 5 else "")
         gaps.append(

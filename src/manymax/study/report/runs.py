@@ -17,13 +17,13 @@ from manymax.study.files import read_json
 from manymax.study.record_files import KEPT_SUFFIX, Array, KeptRun, read_runs
 from manymax.study.records import (
     EPOCHS,
-    PROBE,
     RECORD,
     SETTINGS_FILE,
     STUDY,
     USER_METRICS,
     Record,
-    kept_file,
+    checked_file,
+    read_probe,
     read_record,
     read_table,
 )
@@ -72,19 +72,23 @@ class Run:
     def _epoch_columns(self) -> dict[str, Array]:
         if self.kept is not None:
             return self.kept.columns()
-        return {} if self.folder is None else _columns(self.folder / EPOCHS)
+        return {} if self.folder is None else _columns(checked_file(self.folder, self.record, EPOCHS))
 
     @cached_property
     def probe(self) -> Mapping[str, Any]:
         """What was measured of the trained model; empty where nothing was."""
         if self.kept is not None:
             return self.kept.probe
-        path = None if self.folder is None else self.folder / PROBE
-        return read_json(path) if path is not None and path.is_file() else {}
+        return {} if self.folder is None else read_probe(self.folder)
 
     def users(self, metric: str) -> tuple[Array, Array] | None:
         """The ids and test metrics of the users with test items; None where nothing was written of them."""
-        return None if self.folder is None else _users(kept_file(self.folder, USER_METRICS), metric)
+        return None if self._users_file is None else _users(self._users_file, metric)
+
+    @cached_property
+    def _users_file(self) -> Path | None:
+        """Checked once: a run is compared with many others."""
+        return None if self.folder is None else checked_file(self.folder, self.record, USER_METRICS)
 
 
 def identity(settings: str, test: Mapping[str, float | None]) -> str:
@@ -126,7 +130,7 @@ class Study:
     @property
     def failed(self) -> list[Run]:
         """Those that did not."""
-        return [run for run in self.runs if run.record.status != "done"]
+        return [run for run in self.runs if run.record.status not in ("done", "pruned")]
 
 
 def read_study(source: Path) -> Study:

@@ -312,7 +312,8 @@ def _reason(run: Run) -> Cell:
 def _run_names(run: Run) -> tuple[str, ...]:
     """The leading cells of a run's row: data, backbone, loss, rate, seed and status."""
     s = run.settings
-    return str(s["data"]), s["backbone"], s["loss"], rate(s.get("lr")), str(s["seed"]), run.record.status
+    data = str(s.get("name") or s["data"])
+    return data, s["backbone"], s["loss"], rate(s.get("lr")), str(s["seed"]), run.record.status
 
 
 def all_runs(study: Study) -> ReportTable:

@@ -22,7 +22,8 @@ from manymax.study.report.runs import Run
 TABLE_METRICS = ("ndcg", "precision", "recall", "regret")  # those that tables show, in this order
 TABLE_CUTOFF = 20  # the cutoff of the metrics in tables, where a study has it
 
-DATA_SETTINGS = ("columns", "size", "preset", "min_rating", "k_core", "split")  # they change what is learned from
+# They change what is learned from.
+DATA_SETTINGS = ("columns", "size", "preset", "min_rating", "k_core", "split", "drop_missing")
 STOPPING_SETTINGS = ("epochs", "patience", "eval_every")  # they change when a run ends, not what a step does
 BATCHES_OF_OLD_RECORDS = "pairs"  # how batches were made before `batches` was an option
 
