@@ -15,7 +15,7 @@ from typing import Any
 from manymax.errors import ManymaxError
 from manymax.paper.findings import FindingCase, judge
 from manymax.paper.printed import paper_name
-from manymax.study.files import read_json
+from manymax.study.files import read_json, read_sealed
 from manymax.study.records import USER_METRICS, kept_file
 from manymax.study.report.collect import records_below
 from manymax.study.report.runs import Run, identity
@@ -39,7 +39,7 @@ def decide(
         originals: folders with run folders, which hold the users.
         earlier: {number of the finding: cases} of the file as it is.
     """
-    folders = _folders_with_users(originals)
+    folders = folders_with_users(originals)
     known = [replace(run, folder=folders.get(run.identity, run.folder)) for run in runs]
     made = [replace(trial, data=paper_name(trial)) for trial in trials(known)]
     found = {each.finding.number: each.cases for each in judge(made)}
@@ -52,12 +52,12 @@ def decide(
     }
 
 
-def _folders_with_users(originals: Sequence[Path]) -> dict[str, Path]:
+def folders_with_users(originals: Sequence[Path]) -> dict[str, Path]:
     """{identity: run folder} of the runs below `originals` that hold the metrics of their users."""
     found = {}
     for path in (path for folder in originals for path in records_below(folder)):
         if kept_file(path.parent, USER_METRICS).is_file():
-            content = read_json(path)
+            content = read_sealed(path)
             found[identity(content.get("hash", ""), content.get("test", {}))] = path.parent
     return found
 
