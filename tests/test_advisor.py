@@ -234,7 +234,8 @@ def test_the_metric_decides_what_counts() -> None:
     assert {"rankmax", "taylor_softmax"} <= inconsistent
     assert {c.member for c in advise_small(metric="dcg").ranked if not c.consistent} == inconsistent
     wanted = {c.member for c in advise_small(metric="probabilities").ranked if not c.consistent}
-    assert wanted == inconsistent | {"rg"}  # RG gives negative probabilities to the lowest scores
+    # RG gives negative probabilities to the lowest scores, and those of PSL need the label.
+    assert wanted == inconsistent | {"rg", "psl"}
 
 
 def test_properties_that_a_choice_gives_up_are_named() -> None:
@@ -324,3 +325,32 @@ def test_wrong_situations_are_refused(wrong: dict[str, Any], message: str) -> No
 def test_scores_of_another_type_are_refused(scores: Any) -> None:
     with pytest.raises(ArgumentTypeError, match="`scores` must be a float tensor; got"):
         advise_small(scores=scores)
+
+
+def test_it_says_what_it_ranks_by() -> None:
+    text = advise_small(target=0.25).ranked_by
+    assert text.startswith("Ranked by closeness to the softmax loss")
+    assert "up to 0.25 are equal" in text
+
+
+def test_an_exact_loss_that_would_take_hours_is_warned_of() -> None:
+    assert advise_small(examples=100_000).warnings == ()
+    slow = replace(MACHINE, flops=1e-7)
+    for examples, what in ((1024 * 3000, "an epoch would take "), (None, "1,000 steps would take ")):
+        warnings = advise_small(machine=slow, examples=examples).warnings
+        (softmax,) = (text for text in warnings if text.startswith("softmax: "))
+        seconds = predict_seconds("softmax", Shape(1024, 1000, 64), slow) * (3000 if examples else 1000)
+        assert f"{what}{seconds / 3600:.2g} h here; " in softmax
+        assert not any(text.startswith(SAMPLED) for text in warnings)
+
+
+def test_many_rows_of_scores_are_sampled_and_it_says_so() -> None:
+    rows, situation = 4056, advise_small().situation
+    sample, assumptions = advisor.read_sample(situation, gaussian(rows, 1000, 1.0), 1.0, None)
+    assert len(sample.scores) == len(sample.labels) == 262
+    assert assumptions == ["262 of the 4,056 rows of `scores`, drawn at random, stand for all of them"]
+    again, _ = advisor.read_sample(situation, gaussian(rows, 1000, 1.0), 1.0, None)
+    assert torch.equal(sample.scores, again.scores)
+    few, assumptions = advisor.read_sample(situation, gaussian(262, 1000, 1.0), 1.0, None)
+    assert torch.equal(few.scores, gaussian(262, 1000, 1.0))
+    assert assumptions == []

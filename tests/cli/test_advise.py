@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +19,7 @@ from manymax.cli.app import app
 from manymax.cli.tensors import read_tensor
 from manymax.errors import ArgumentError, ManymaxError
 from manymax.members import FAMILY
-from manymax.theory.cost import Machine
+from manymax.theory.cost import Machine, Shape, predict_seconds
 
 MACHINE = Machine(flops=1e-11, exponentials=1e-9, fresh=2e-9, near=4e-10, far=1e-9, sorted=2e-8, calls=1e-6)
 
@@ -42,7 +43,9 @@ def output(*arguments: str) -> str:
 
 def test_a_table_with_reasons(machine: str) -> None:
     text = output("200", "--machine", machine, "--examples", "5000", "--max-memory", "0.004", "--positives", "2")
-    lines = text.splitlines()
+    ranked_by, table = text[: text.index("member")], text[text.index("member") :]
+    assert " ".join(ranked_by.split()).startswith("Ranked by closeness to the softmax loss: ")
+    lines = table.splitlines()
     assert lines[0].split()[:3] == ["member", "settings", "step"]
     assert lines[2].split()[:2] == ["1", "softmax"]
     assert "multilabel='sum', num_negatives=" in text
@@ -51,6 +54,19 @@ def test_a_table_with_reasons(machine: str) -> None:
     assert "gives up convexity: the loss is concave between its kinks" in text
     assert "GB of memory; the limit is 0.004 GB" in text
     assert "standard deviation of 1.2" in text
+
+
+@pytest.mark.parametrize("count", ["2e2", "200", "2_00"])
+def test_counts_in_any_notation(machine: str, count: str) -> None:
+    content = json.loads(output(count, "--examples", "1e4", "--machine", machine, "--json"))
+    assert (content["situation"]["num_classes"], content["situation"]["examples"]) == (200, 10_000)
+
+
+@pytest.mark.parametrize("count", ["1.5", "many", "1e-3", "inf", "nan"])
+def test_what_is_no_count(machine: str, count: str) -> None:
+    result = run(count, "--machine", machine)
+    assert result.exit_code != 0
+    assert "a count must be a whole number, such as 40981 or 1e6" in f"{result.output}{result.exception}"
 
 
 def test_limits_that_no_member_fits(machine: str) -> None:
@@ -194,3 +210,58 @@ def test_files_that_hold_something_else_are_refused(tmp_path: Path) -> None:
     for name in ("two.pt", "number.pt"):
         with pytest.raises(ArgumentError, match="`--scores` must be a file with one tensor"):
             read_tensor("--scores", tmp_path / name)
+
+
+STUDY = Path(__file__).parents[1] / "fixtures" / "v0_1_0" / "study"
+
+
+class TestStudy:
+    def losses(self, machine: str, *arguments: str) -> list[dict]:
+        content = json.loads(output(*arguments, "--study", str(STUDY), "--machine", machine, "--json"))
+        assert content["ranked_by"].startswith(f"Ranked by {content['metric']} on the validation part")
+        return content["losses"]
+
+    def test_the_best_come_first_and_among_equal_ones_the_fastest(
+        self, machine: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("manymax.cli.advise_study.EQUAL_QUALITY", 0.3)  # so that several losses are equal
+        losses = self.losses(machine, "1e5")
+        places = {(each["data"], each["backbone"]) for each in losses}
+        assert len(places) > 2
+        for place in places:
+            here = [each for each in losses if (each["data"], each["backbone"]) == place]
+            best = max(each["valid"] for each in here)
+            equal = [each for each in here if each["valid"] >= 0.7 * best]
+            assert here[: len(equal)] == [each for each in here if each["equal"]]
+            assert sorted(map(str, equal)) == sorted(map(str, here[: len(equal)]))
+            assert len(equal) > 5 or len(here) == 1 or place[1] != "mf"
+            times = [each["step_seconds"] or math.inf for each in here[: len(equal)]]
+            assert times == sorted(times)
+            others = [each["valid"] for each in here[len(equal) :]]
+            assert others == sorted(others, reverse=True)
+
+    def test_times_are_those_at_the_size_asked_for(self, machine: str) -> None:
+        sizes = (self.losses(machine, size) for size in ("1000", "1e5"))
+        small, large = ({each["loss"]: each["step_seconds"] for each in losses} for losses in sizes)
+        assert large["rankmax"] > 50 * small["rankmax"]
+        pooled = "sampled_softmax (num_negatives=4)"  # the one that chooses its negatives among a pool of 10
+        assert large[pooled] < 5 * small[pooled]
+        shape = Shape(1024, 100_000, 64, num_negatives=4, num_candidates=10)
+        assert large[pooled] == predict_seconds("sampled_softmax", shape, MACHINE)
+        assert large["bpr"] is None
+
+    def test_without_a_size_it_is_that_of_the_study(self, machine: str) -> None:
+        text = " ".join(output("--study", str(STUDY), "--machine", machine).split())
+        assert "measured in" in text
+        assert "with 20 items" in text
+        assert "for 20 classes" in text
+        assert "ndcg@5 valid test seeds step" in text
+
+    def test_limits_are_marked(self, machine: str) -> None:
+        text = output("1e5", "--study", str(STUDY), "--machine", machine, "--max-step-seconds", "0.01")
+        rankmax = next(line for line in text.splitlines() if " rankmax" in line)
+        assert rankmax.endswith("over the limit")
+
+    def test_neither_a_size_nor_a_study(self, machine: str, tmp_path: Path) -> None:
+        assert "give the number of classes, or a finished study" in str(run("--machine", machine).exception)
+        assert isinstance(run("10", "--study", str(tmp_path), "--machine", machine).exception, ManymaxError)

@@ -23,6 +23,7 @@ from manymax.study import diagnosis
 from manymax.study.config import RunConfig
 from manymax.study.run import run as run_study
 from manymax.theory.bias_variance import estimate
+from manymax.theory.gradient_deviation import gradient_estimators
 from tests.exact import normal
 
 SMALL = ("--rows", "4", "--num-negatives", "3", "--draws", "50")
@@ -56,7 +57,7 @@ def test_built_in_scores(name: str) -> None:
 
 
 def test_every_approximation_and_every_map_has_a_row() -> None:
-    found = content(*SMALL, "--num-negatives", "7", "--classes", "40")
+    found = content(*SMALL, "--num-negatives", "7", "--classes", "40", "--dim", "2")
     rows = [(row["member"], row["correction"], row["num_negatives"]) for row in found["bias_variance"]]
     sampled = [("sampled_softmax", correction, k) for correction in ESTIMATES for k in (3, 7)]
     others = [(name, None, None) for name in ("hierarchical_softmax", "rg", "taylor_softmax")]
@@ -66,6 +67,31 @@ def test_every_approximation_and_every_map_has_a_row() -> None:
     assert by_name["softmax"]["silent"] == 0
     assert by_name["sparsemax"]["silent"] > by_name["entmax"]["silent"] > 0.5
     assert by_name["sparsemax"]["tie_loss"] > by_name["softmax"]["tie_loss"] == pytest.approx(0, abs=1e-12)
+
+
+def test_deviations_of_gradients() -> None:
+    """A row per estimate and size: exact and predicted over the same rows; none where a class is masked."""
+    found = content(*SMALL, "--num-negatives", "200", "--classes", "12")["deviations"]
+    assert [(row["estimate"], row["num_negatives"]) for row in found] == [
+        (name, k) for name in gradient_estimators() for k in (3, 200)
+    ]
+    for row in found[1::2]:  # of many negatives
+        assert row["predicted_noise"] == pytest.approx(row["noise"], rel=0.2)
+    bias = {row["estimate"]: row["bias"] for row in found[::2]}
+    assert max(bias.values()) == bias["logq"] > 0.05
+    printed = run(*SMALL, "--classes", "12").stdout
+    assert all(name in printed for name in gradient_estimators())
+    assert "in parts of its length" in printed
+
+
+def test_deviations_of_many_classes_are_predicted_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(diagnosis, "EXACT_CLASSES", 11)
+    assert {row["bias"] for row in content(*SMALL, "--classes", "12")["deviations"]} == {None}
+    assert all(row["predicted_bias"] for row in content(*SMALL, "--classes", "12")["deviations"])
+    masked = normal(4, 9)
+    masked[0, 3] = -math.inf
+    np.save(tmp_path / "masked.npy", masked.numpy())
+    assert content(str(tmp_path / "masked.npy"), *SMALL)["deviations"] == []
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".pt", ".safetensors"])
@@ -208,14 +234,15 @@ def save(path: Path, array: Any) -> str:
         (["{tmp}/whole.npy"], "must be a float table"),
         (["{tmp}/nan.npy"], "must be finite"),
         (["{tmp}/pickled.pt"], "cannot be read"),
-        (["--proposal", "{tmp}/flat.npy"], "`log_q` must have shape"),
-        (["--classes", "3", "--proposal", "{tmp}/flat.npy"], "sums to"),
+        (["--proposal", "{tmp}/low.npy"], "`log_q` must have shape"),
+        (["--classes", "3", "--proposal", "{tmp}/low.npy"], "sums to"),
         (["--out", "{tmp}/flat.npy"], "cannot be written to"),
     ],
 )
 def test_what_it_refuses(arguments: list[str], message: str, tmp_path: Path) -> None:
     save(tmp_path / "objects.npy", [{"a": 1}])
     save(tmp_path / "flat.npy", [0.0, 1.0, 2.0])
+    save(tmp_path / "low.npy", [-1.0, -2.0, -3.0])
     save(tmp_path / "whole.npy", [[1, 2], [3, 4]])
     save(tmp_path / "nan.npy", [[0.0, math.nan]])
     (tmp_path / "pickled.pt").write_bytes(pickle.dumps(Path("anything"), protocol=2))
@@ -234,3 +261,14 @@ def test_scores_at_the_edge_give_json(tmp_path: Path, shape: tuple[int, int], sc
     )
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)
+
+
+def test_a_tree_is_not_called_perfect_where_there_are_too_few_rows_to_tell() -> None:
+    for rows, shown in ((31, False), (32, True)):
+        arguments = ["diagnose", "factors", "--rows", str(rows), "--draws", "0", "--classes", "100", "--json"]
+        content = json.loads(CliRunner().invoke(app, arguments).stdout)
+        members = {row["member"] for row in content["bias_variance"]}
+        assert ("hierarchical_softmax" in members) == shown
+        assert bool(content["notes"]) != shown
+    text = CliRunner().invoke(app, ["diagnose", "factors", "--rows", "20", "--draws", "0", "--classes", "100"]).stdout
+    assert "20 rows cannot tell how well vectors of size 16 fit" in " ".join(text.split())

@@ -34,7 +34,9 @@ def test_a_run_from_options_to_a_record(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     result = train("--loss", "entmax", "--alpha", "1.3", "--epochs", "2", "--cutoffs", "5,20", "--out", str(folder))
     assert result.exit_code == 0, result.output
-    lines = result.stderr.splitlines()
+    reading, found, *lines = result.stderr.splitlines()
+    assert (reading, found.split(":")[0]) == ("reading planted-tiny", "planted-tiny")
+    assert "200 users" in found
     assert lines[0].startswith("entmax on mf, planted-tiny, seed 0")
     assert lines[1].startswith("epoch 1/2  loss ")
     assert "ndcg@20" in lines[1]
@@ -144,15 +146,15 @@ def interrupted(arguments: list[str], after: int) -> tuple[list[str], str, int]:
 @pytest.mark.slow
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     endless = command("--epochs", "100000", "--patience", "100000", "--out", str(tmp_path / "run"))
-    lines, out, code = interrupted(endless, after=3)
-    assert lines[2].startswith("epoch 2/100000")
+    lines, out, code = interrupted(endless, after=5)  # two lines on the data, one on the run
+    assert lines[4].startswith("epoch 2/100000")
     assert code == 130
     assert out.startswith("stopped by SIGINT in epoch")
     assert "the same command goes on from there" in out
     trained = read_record(tmp_path / "run").epochs
-    lines, _, code = interrupted(endless, after=2)
-    assert f", from epoch {trained + 1}, step " in lines[0]
-    assert lines[1].startswith(f"epoch {trained + 1}/100000")
+    lines, _, code = interrupted(endless, after=4)
+    assert f", from epoch {trained + 1}, step " in lines[2]
+    assert lines[3].startswith(f"epoch {trained + 1}/100000")
     assert code == 130
 
 

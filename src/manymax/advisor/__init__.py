@@ -22,7 +22,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from manymax.advisor.advice import Advice, Choice
-from manymax.advisor.explanation import caveats
+from manymax.advisor.explanation import caveats, long_times, ranked_by
 from manymax.advisor.ranking import Ranking
 from manymax.advisor.score_sample import ASSUMED_SPREAD, SAMPLE_SIZE, ScoreSample, assumed_scores, read_sample
 from manymax.advisor.situation import MULTILABEL_BY_METRIC, Situation
@@ -82,7 +82,8 @@ def advise(
         shared: sampled members draw their negatives once for all rows of a step.
         target: the deviation, in nats^2, that counts as none. A tenth adds little to the noise of a batch.
         machine: speeds, from `manymax.theory.cost.measure_machine`; if None they are measured now, in about 3 seconds.
-        scores: (R, C), a sample of your model's scores; if None, assumed scores stand in.
+        scores: (R, C) of your model; of many rows some are drawn, which the assumptions say. If None, assumed scores
+            stand in.
         spread: standard deviation of the assumed scores.
         log_q: (C,) log-probabilities of a proposal, to be compared with the uniform one.
 
@@ -117,10 +118,13 @@ def advise(
     machine = measure_machine(dim=dim) if machine is None else machine
     ranking = Ranking(situation, machine, sample)
     choices = sorted((choice for member in FAMILY.values() for choice in ranking.choices(member)), key=ranking.sort_key)
+    ranked = tuple(choice for choice in choices if choice.rejected is None)
     return Advice(
         situation,
         machine,
         assumptions=(*assumptions, *caveats(situation)),
-        ranked=tuple(choice for choice in choices if choice.rejected is None),
+        ranked=ranked,
         rejected=tuple(choice for choice in choices if choice.rejected is not None),
+        warnings=tuple(long_times(ranked, situation)),
+        ranked_by=ranked_by(situation),
     )

@@ -48,6 +48,8 @@ class Advice:
 
     situation, machine: what was asked, and the speeds that predictions were made with.
     assumptions: what was assumed because nothing was given, and caveats, one sentence each.
+    warnings: what would take very long, one sentence each.
+    ranked_by: what the ranking is by, in a sentence or two; the quality of a trained model is no part of it.
     ranked: the choices that fit the limits, the best first.
     rejected: the choices that do not.
     """
@@ -57,6 +59,8 @@ class Advice:
     assumptions: tuple[str, ...]
     ranked: tuple[Choice, ...]
     rejected: tuple[Choice, ...]
+    warnings: tuple[str, ...] = ()
+    ranked_by: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """The advice as nested dictionaries and lists of types that JSON knows."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from manymax.advisor.advice import Choice
 from manymax.advisor.situation import Situation
 from manymax.engine.cost import Shape
 from manymax.engine.member import Member
-from manymax.members import BASELINE
+from manymax.members import BASELINE, FAMILY
+
+LONG_SECONDS = 3600.0  # a training time from which on an exact loss is warned of
+LONG_STEPS = 1000  # steps that stand for a training whose number of examples is not known
 
 
 def caveats(situation: Situation) -> list[str]:
@@ -19,6 +23,42 @@ def caveats(situation: Situation) -> list[str]:
         "no member is consistent for NDCG where the number of labels varies: the form that sums over labels is"
         " consistent for DCG and precision, the normalized form for recall"
     ]
+
+
+def ranked_by(situation: Situation) -> str:
+    """What the ranking is by."""
+    return (
+        f"Ranked by closeness to the {BASELINE.name} loss: consistent losses first, then the smaller deviation (all up"
+        f" to {situation.target:g} are equal), then the shorter step. How good a model of your data becomes is not"
+        f" known here: a loss that is far from {BASELINE.name} may train a better one."
+    )
+
+
+def long_times(ranked: Sequence[Choice], situation: Situation) -> Iterator[str]:
+    """A sentence for each exact loss whose training would take hours.
+
+    Without the number of examples, the time of `LONG_STEPS` steps stands for that of a training.
+    """
+    for choice in ranked:
+        if FAMILY[choice.member].kind == "sampled":
+            continue
+        if choice.epoch_seconds is not None:
+            seconds, what = choice.epoch_seconds, "an epoch"
+        else:
+            seconds, what = LONG_STEPS * choice.step_seconds, f"{LONG_STEPS:,} steps"
+        if seconds >= LONG_SECONDS:
+            faster = min((c for c in ranked if c.step_seconds < choice.step_seconds / 2), key=_by_time, default=None)
+            instead = ""
+            if faster is not None:
+                hours = seconds / 3600 * faster.step_seconds / choice.step_seconds
+                drawn = faster.settings.get("num_negatives")
+                with_negatives = "" if drawn is None else f" with {drawn:,} negatives"
+                instead = f"; {faster.member}{with_negatives} takes {hours:.2g} h"
+            yield f"{choice.member}: {what} would take {seconds / 3600:.2g} h here{instead}"
+
+
+def _by_time(choice: Choice) -> float:
+    return choice.step_seconds
 
 
 def given_up(member: Member, shape: Shape, has_probabilities: bool) -> Iterator[str]:

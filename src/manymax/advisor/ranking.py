@@ -164,6 +164,6 @@ class Ranking:
 
         A sampled member has no map of its own: its probabilities are softmax(s), or exp(s) for NCE.
         """
-        if member.map is None or member.kind == "tree":
+        if member.kind in ("sampled", "tree"):
             return True
-        return not member.needs_label and bool((self._probs(member) >= 0).all())
+        return member.map is not None and not member.needs_label and bool((self._probs(member) >= 0).all())

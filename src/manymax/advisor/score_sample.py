@@ -13,6 +13,7 @@ from manymax.errors import ArgumentError, ArgumentTypeError
 
 SAMPLE_SIZE = 1 << 22  # scores in an assumed sample, at most; more classes than that are represented by a part of them
 SAMPLE_ROWS = 32  # rows in an assumed sample, at most
+GIVEN_SCORES = 1 << 18  # scores of the caller that are looked at, or `SAMPLE_ROWS` rows; more would take minutes
 # The standard deviation of assumed scores, and the share of their variance that has an exponential distribution. At
 # C = 3706 these two give chi2(P || uniform) = 16 and an error of the quadratic member of 0.4, about the values that
 # matrix factorisation trained with softmax has on MovieLens-1M.
@@ -71,6 +72,11 @@ def read_sample(
             log_q = log_q[torch.randperm(len(log_q), generator=generator)[: scores.shape[1]]].log_softmax(0)
     else:
         scores = _checked("scores", scores, (None, situation.num_classes)).float()
+        classes = situation.num_classes
+        rows = max(1, min(SAMPLE_ROWS, SAMPLE_SIZE // classes), GIVEN_SCORES // classes)
+        if len(scores) > rows:
+            assumed.append(f"{rows:,} of the {len(scores):,} rows of `scores`, drawn at random, stand for all of them")
+            scores = scores[torch.randperm(len(scores), generator=generator)[:rows]]
     proposals = {"uniform": scores.new_full(scores.shape[1:], -math.log(scores.shape[1]))}
     if log_q is not None:
         proposals["given"] = log_q

@@ -12,6 +12,7 @@ import typer
 
 from manymax import advisor
 from manymax.cli import console as display
+from manymax.cli.advise_study import MeasuredLoss, as_dicts, items_of, of_study, ranked_by
 from manymax.cli.member_text import settings_text
 from manymax.cli.tensors import read_tensor
 from manymax.errors import ArgumentError, unknown_name
@@ -25,12 +26,40 @@ COLUMNS_NOTE = (
 )
 
 
+def read_count(text: str | int) -> int:
+    """A whole number, also in the notation of large ones.
+
+    >>> read_count("1e6"), read_count("1_000_000"), read_count("40981")
+    (1000000, 1000000, 40981)
+    """
+    try:
+        number = float(text)
+        whole = int(text) if isinstance(text, int) or text.lstrip("-").isdigit() else int(number)
+    except (ValueError, OverflowError):
+        raise ArgumentError(f"a count must be a whole number, such as 40981 or 1e6; got {text!r}.") from None
+    if whole != number:
+        raise ArgumentError(f"a count must be a whole number, such as 40981 or 1e6; got {text!r}.")
+    return whole
+
+
 def advise(
-    num_classes: Annotated[int, typer.Argument(metavar="CLASSES", help="The number of classes, C.")],
+    num_classes: Annotated[
+        int | None,
+        typer.Argument(
+            metavar="CLASSES",
+            parser=read_count,
+            help="The number of classes, C; 1e6 is a number too. With --study its number of items if left out.",
+        ),
+    ] = None,
+    study: Annotated[
+        Path | None,
+        typer.Option(help="Folder of a finished study: rank its losses by what they reached, and predict their cost."),
+    ] = None,
     dim: Annotated[int, typer.Option(help="Size of the queries and class vectors, d.")] = 64,
     batch: Annotated[int, typer.Option(help="Rows of a training step, N.")] = 1024,
     examples: Annotated[
-        int | None, typer.Option(help="Training examples of an epoch; needed to predict the time of an epoch.")
+        int | None,
+        typer.Option(parser=read_count, help="Training examples of an epoch; needed to predict the time of an epoch."),
     ] = None,
     positives: Annotated[float, typer.Option(help="Labels per example, on average.")] = 1.0,
     metric: Annotated[
@@ -72,14 +101,19 @@ def advise(
     Use it before training, when you know the number of classes and your limits but not which loss to take. It measures
     the speed of this machine for a few seconds, predicts time, memory and deviation from exact softmax, rejects what
     does not fit, and says what each loss gives up. Scores of your own model (--scores) make the predicted deviations
-    more reliable.
+    more reliable. With a finished study (--study) the losses are ranked by what they reached there.
 
     \b
     Examples:
       manymax advise 40981 --examples 1027370 --positives 27
       manymax advise 1000000 --max-step-seconds 0.1 --metric recall
       manymax advise 3307 --scores scores.npy --json
+      manymax advise 1e6 --study studies/mine
     """
+    if num_classes is None:
+        if study is None:
+            raise ArgumentError("give the number of classes, or a finished study with `--study`.")
+        num_classes = items_of(study)
     advice = advisor.advise(
         num_classes,
         dim=dim,
@@ -98,12 +132,16 @@ def advise(
         spread=spread,
         log_q=None if log_q is None else read_tensor("--log-q", log_q),
     )
+    if study is not None:
+        _put_study(study, advice, json)
+        return
     if json:
         display.put_json(advice.as_dict())
         return
     console = display.open_console()
     if advice.ranked:
         ranking = (_row(n, choice) for n, choice in enumerate(advice.ranked, 1))
+        display.put(console, advice.ranked_by)
         display.put(console, display.table(ADVICE_HEADERS, ranking))
         display.put(console, COLUMNS_NOTE)
     else:
@@ -111,6 +149,34 @@ def advise(
     for title, rows in _sections(advice):
         console.print(f"\n{title}")
         display.put(console, display.pairs(rows))
+
+
+def _put_study(study: Path, advice: advisor.Advice, json: bool) -> None:
+    """Print the losses of a study by measured quality, with their predicted cost."""
+    metric, losses = of_study(study, advice)
+    about = ranked_by(metric, study, items_of(study), advice)
+    if json:
+        display.put_json({"ranked_by": about, "metric": metric, "losses": as_dicts(losses)})
+        return
+    console = display.open_console()
+    display.put(console, about)
+    headers = ["data", "backbone", "loss", f"{metric} valid", "test", "seeds", "step", ""]
+    display.put(console, display.table(headers, (_measured_row(each, advice) for each in losses)))
+    for text in advice.warnings:
+        display.put(console, f"mind: {text}")
+
+
+def _measured_row(loss: MeasuredLoss, advice: advisor.Advice) -> list[str]:
+    step, remark = "unknown", "equal to the best" if loss.equal else ""
+    if loss.step_seconds is not None:
+        step = _seconds(loss.step_seconds)
+        remark = "over the limit" if loss.step_seconds > advice.situation.seconds_limit else remark
+    quality = _quality(loss.valid), _quality(loss.test)
+    return [loss.data, loss.backbone, loss.loss, *quality, str(loss.runs), step, remark]
+
+
+def _quality(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
 
 
 def _row(number: int, choice: advisor.Choice) -> list[str]:
@@ -150,6 +216,8 @@ def _sections(advice: advisor.Advice) -> Iterator[tuple[str, list[tuple[str, str
         yield "Why, and what each gives up", [line for choice in advice.ranked for line in _reasons(choice)]
     if advice.rejected:
         yield "Rejected", [(f"{c.member} ({_settings(c)})", str(c.rejected)) for c in advice.rejected]
+    if advice.warnings:
+        yield "Mind", [("", text) for text in advice.warnings]
     if advice.assumptions:
         yield "Assumed", [("", text) for text in advice.assumptions]
 

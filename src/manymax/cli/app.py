@@ -17,7 +17,7 @@ from manymax.cli.losses import losses
 from manymax.cli.plan import plan
 from manymax.cli.recommend import recommend
 from manymax.cli.report import report
-from manymax.cli.reproduction import records, reproduction
+from manymax.cli.reproduction import public, records, reproduction
 from manymax.cli.show import show
 from manymax.cli.study import study
 from manymax.cli.theory import theory
@@ -81,6 +81,7 @@ def build_app() -> typer.Typer:
     app.command(hidden=True)(docs)
     app.command(hidden=True)(records)
     app.command(hidden=True)(reproduction)
+    app.command(hidden=True)(public)
     return app
 
 

@@ -29,12 +29,17 @@ BIAS_VARIANCE_HEADERS = (
     "deviation",
     "in range",
 )
+DEVIATION_HEADERS = ("gradient of", "k", "bias", "Delta", "noise", "Delta")
 GRADIENT_HEADERS = ("member", "k", "negatives without signal", "Jacobian norm", "DCG lost by ties")
 BIAS_VARIANCE_NOTE = (
     f"All numbers are means over the rows. bias: the loss minus the {BASELINE.name} loss, less what does not depend on"
     " the scores. The Delta method predicts the bias as asymptotic + curvature, and the variance; `in range` is the"
     " share of rows where it can be trusted. drawn: measured by Monte Carlo, ± one standard error. deviation: bias^2 +"
     " variance."
+)
+DEVIATION_NOTE = (
+    f"How far sampled gradients are from that of {BASELINE.name}, in parts of its length. bias: of their mean. noise:"
+    f" of one of them from their mean. Delta: as predicted. Means over {diagnosis.GRADIENT_ROWS} rows at most."
 )
 GRADIENT_NOTE = (
     "negatives without signal: the share of negatives whose gradient is exactly 0, or that are not drawn. DCG lost by"
@@ -86,8 +91,8 @@ def diagnose(
     """Measure bias, variance and gradients of the losses on scores.
 
     Use it to find out how many negatives, or which proposal, your model needs: scores of your own model tell more than
-    any rule. The first table says how far each approximate loss is from softmax, the second how many negatives get no
-    gradient. With --out, heat maps of gradients and Jacobians are drawn.
+    any rule. The first table says how far each approximate loss is from softmax, the second how far sampled gradients
+    are, the third how many negatives get no gradient. With --out, heat maps of gradients and Jacobians are drawn.
 
     \b
     Examples:
@@ -113,7 +118,10 @@ def diagnose(
     display.put(
         console, display.table(BIAS_VARIANCE_HEADERS, (_bias_variance_cells(row) for row in content["bias_variance"]))
     )
-    display.put(console, f"{BIAS_VARIANCE_NOTE}\n")
+    display.put(console, "\n".join([BIAS_VARIANCE_NOTE, *content["notes"], ""]))
+    if content["deviations"]:
+        display.put(console, display.table(DEVIATION_HEADERS, (_deviation_cells(row) for row in content["deviations"])))
+        display.put(console, f"{DEVIATION_NOTE}\n")
     display.put(console, display.table(GRADIENT_HEADERS, (_gradient_cells(row) for row in content["signals"])))
     display.put(console, GRADIENT_NOTE)
     for path in paths:
@@ -164,6 +172,11 @@ def _bias_variance_cells(row: dict[str, Any]) -> list[str]:
         number("deviation"),
         f"{row['in_range']:.0%}",
     ]
+
+
+def _deviation_cells(row: dict[str, Any]) -> list[str]:
+    names = ("bias", "predicted_bias", "noise", "predicted_noise")
+    return [row["estimate"], _negatives(row), *("-" if row[name] is None else f"{row[name]:.2g}" for name in names)]
 
 
 def _gradient_cells(row: dict[str, Any]) -> list[str]:

@@ -1,7 +1,8 @@
 """`manymax docs`: write the generated parts of the documentation.
 
-The table of README.md, docs/family.md and the type stub of the heads come from `FAMILY`; docs/planted.md comes from the
-records of runs. `make docs` runs this command, and a test compares the files with a fresh computation.
+docs/family.md and the type stub of the heads come from `FAMILY`, the tables of docs/study_files.md from the settings of
+a run, and docs/planted.md from the records of runs. `make docs` runs this command, and a test compares the files with a
+fresh computation.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Annotated
 import typer
 
 from manymax.cli.member_text import calls, fact_cell, fact_title, fact_word, settings_text, stated_facts
+from manymax.cli.study_docs import STUDY_PAGE, with_settings
 from manymax.engine.member import Fact, Facts, Member
 from manymax.errors import ArgumentError
 from manymax.heads.stub import stub
@@ -24,14 +26,13 @@ from manymax.study.record_files import read_all_runs
 from manymax.study.records import RECORD, Record, read_record
 from manymax.study.run_options import flat
 
-BEGIN, END = "<!-- family: begin, written by `make docs` -->", "<!-- family: end -->"
 FAMILY_PAGE = Path("docs/family.md")
 TYPE_STUB = Path("src/manymax/heads/__init__.pyi")
 PLANTED_PAGE, PLANTED_RUNS = Path("docs/planted.md"), Path("results/planted.jsonl")
 
 
 def docs(root: Annotated[Path, typer.Option(help="The top folder of a checkout.")] = Path()) -> None:
-    """Write the generated files: the table of README.md, docs/family.md, docs/planted.md, and the types of the heads.
+    """Write the generated files and tables of the documentation, and the types of the heads.
 
     For contributors: run it, or `make docs`, after a change to a member's facts, settings or signature.
 
@@ -40,26 +41,19 @@ def docs(root: Annotated[Path, typer.Option(help="The top folder of a checkout."
       manymax docs
       manymax docs --root ../another-checkout
     """
-    readme = root / "README.md"
-    if not readme.is_file():
+    if not (root / "README.md").is_file():
         raise ArgumentError(f"`--root` must be the top folder of a checkout, with a README.md; got {str(root)!r}.")
-    readme.write_text(with_table(readme.read_text(encoding="utf-8")), encoding="utf-8")
     (root / FAMILY_PAGE).write_text(family_page(), encoding="utf-8")
     (root / TYPE_STUB).write_text(head_types(), encoding="utf-8")
-    written = ["README.md", str(FAMILY_PAGE), str(TYPE_STUB)]
+    written = [str(FAMILY_PAGE), str(TYPE_STUB)]
+    study_page = root / STUDY_PAGE
+    if study_page.is_file():
+        study_page.write_text(with_settings(study_page.read_text(encoding="utf-8")), encoding="utf-8")
+        written.append(str(STUDY_PAGE))
     if runs := planted_runs(root):
         (root / PLANTED_PAGE).write_text(planted_page(runs), encoding="utf-8")
         written.append(str(PLANTED_PAGE))
     typer.echo(f"wrote {', '.join(written)}")
-
-
-def with_table(readme: str) -> str:
-    """The text `readme` with the current family table between its two markers."""
-    before, begin, following = readme.partition(BEGIN)
-    _, end, after = following.partition(END)
-    if not begin or not end:
-        raise ArgumentError(f"README.md must hold the markers {BEGIN} and {END}, one after the other.")
-    return f"{before}{begin}\n{family_table()}\n{end}{after}"
 
 
 def head_types() -> str:
@@ -68,10 +62,10 @@ def head_types() -> str:
 
 
 def family_table() -> str:
-    """The family as a Markdown table, one row per member, each linked to its section of docs/family.md."""
+    """The family as a Markdown table, one row per member, each linked to its section of the page."""
     names = stated_facts(FAMILY.values())
     rows = [
-        [f"[{member.name}]({FAMILY_PAGE}#{member.name})", *(fact_cell(getattr(member.facts, name)) for name in names)]
+        [f"[{member.name}](#{member.name})", *(fact_cell(getattr(member.facts, name)) for name in names)]
         for member in FAMILY.values()
     ]
     return _table(["member", *map(fact_title, names)], rows)
@@ -84,7 +78,10 @@ def family_page() -> str:
 
 This page has a section for every loss of the family: its formulas, how to call it in Python, and the facts that are
 known about it, each with its source and with what the paper prints where that differs. It is written by `make docs`
-from `manymax.FAMILY`; `manymax show NAME` prints the same facts.
+from `manymax.FAMILY`; `manymax show NAME` prints the same facts. A \\* marks what differs from the paper that compares
+these losses, whose experiments are [run again](reproduction.md).
+
+{family_table()}
 
 {sections}
 

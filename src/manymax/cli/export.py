@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +11,7 @@ import pyarrow as pa
 import typer
 from torch import Tensor
 
+from manymax.cli.recommend import note_unchecked
 from manymax.errors import ManymaxError, check_choice
 from manymax.study.files import atomic_write
 from manymax.study.records import write_table
@@ -39,26 +40,33 @@ def export(
     """
     check_choice("format", format, VECTOR_FORMATS)
     served = Served.load(run)
+    note_unchecked(run)
     users, items = served.vectors()
     folder = out or run
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for side, ids, vectors in (("user", served.user_ids, users), ("item", served.item_ids, items)):
-            for path in _write(folder, side, ids, vectors, format):
+        titles = {} if served.item_titles is None else {"title": pa.array(served.item_titles, pa.large_string())}
+        sides = (("user", {"user": served.user_ids}, users), ("item", {"item": served.item_ids, **titles}, items))
+        for side, names, vectors in sides:
+            for path in _write(folder, side, names, vectors, format):
                 typer.echo(f"{path}  {len(vectors):,} x {vectors.shape[1]}")
     except OSError as error:
         raise ManymaxError(f"{folder} cannot be written to: {error.strerror}. Choose another folder.") from None
 
 
-def _write(folder: Path, side: str, ids: Sequence[Any], vectors: Tensor, format: str) -> list[Path]:
-    """Write the vectors of one side, "user" or "item", and return the paths; a file appears whole or not at all."""
+def _write(folder: Path, side: str, names: Mapping[str, Any], vectors: Tensor, format: str) -> list[Path]:
+    """Write the vectors of one side, "user" or "item", and return the paths; a file appears whole or not at all.
+
+    Args:
+        names: columns that say what the vectors belong to: ids and, where the data has them, titles.
+    """
     table_path, array = folder / f"{side}_vectors.parquet", vectors.float().contiguous().numpy()
     if format == "parquet":
         rows = pa.FixedSizeListArray.from_arrays(pa.array(array.ravel()), array.shape[1])
-        write_table(table_path, {side: ids, "vector": rows})
+        write_table(table_path, {**names, "vector": rows})
         return [table_path]
     array_path, ids_path = folder / f"{side}_vectors.npy", folder / f"{side}_ids.parquet"
     with atomic_write(array_path) as partial, partial.open("wb") as file:
         np.save(file, array)
-    write_table(ids_path, {side: ids})
+    write_table(ids_path, names)
     return [array_path, ids_path]

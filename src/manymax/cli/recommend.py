@@ -9,6 +9,7 @@ import torch
 import typer
 
 from manymax.cli.console import open_console, put, put_json, table
+from manymax.study.records import read_record
 from manymax.study.serve import Served
 
 
@@ -30,20 +31,32 @@ def recommend(
       manymax recommend runs/first --user anna --user bert --top 5 --json
     """
     served = Served.load(run)
+    note_unchecked(run)
     scores, items = served.recommend(torch.tensor([served.number(name) for name in user]), top, seen=seen)
     lists = [_with_ids(served, *row) for row in zip(scores.tolist(), items.tolist(), strict=True)]
     if json:
         put_json([{"user": name, "items": found} for name, found in zip(user, lists, strict=True)])
         return
+    titled = served.item_titles is not None
     rows = [
-        [name, str(rank), str(found["item"]), f"{found['score']:.4f}"]
+        [name, str(rank), str(found["item"]), *([found["title"] or "-"] if titled else []), f"{found['score']:.4f}"]
         for name, ranked in zip(user, lists, strict=True)
         for rank, found in enumerate(ranked, 1)
     ]
-    put(open_console(), table(["user", "rank", "item", "score"], rows))
+    put(open_console(), table(["user", "rank", "item", *(["title"] if titled else []), "score"], rows))
+
+
+def note_unchecked(run: Path) -> None:
+    """Say on stderr that the files of a run could not be checked, where its record has no checksums of them."""
+    if not read_record(run).files:
+        typer.echo(f"{run}: its record has no checksums (version 0.1.0), and its files were read unchecked", err=True)
 
 
 def _with_ids(served: Served, scores: list[float], items: list[int]) -> list[dict[str, Any]]:
-    """The ranked items by their ids in the data; a place that no item is left for holds -1 and is dropped."""
-    ranked = zip(scores, items, strict=True)
-    return [{"item": served.item_ids[item], "score": score} for score, item in ranked if item >= 0]
+    """The ranked items by their ids in the data; a place that no item is left for holds -100 and is dropped."""
+    titles = served.item_titles
+    return [
+        {"item": served.item_ids[item], **({} if titles is None else {"title": titles[item]}), "score": score}
+        for score, item in zip(scores, items, strict=True)
+        if item >= 0
+    ]

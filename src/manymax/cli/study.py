@@ -26,12 +26,15 @@ from manymax.errors import ArgumentError, check_choice
 from manymax.study.checkpoint import read_training_state
 from manymax.study.config import RunConfig
 from manymax.study.engines import Engine, Job, LocalEngine
+from manymax.study.preflight import check_data, unfinished
 from manymax.study.records import CHECKPOINT, Record
-from manymax.study.run_options import flat, options
-from manymax.study.study_file import expand, read_study_file
+from manymax.study.run_options import flat, flattened, options
+from manymax.study.search import Search, Searches, summaries
+from manymax.study.study_file import expand, read_study_file, searches
 from manymax.study.sweep import Outcome, sweep
 
 VIEW_SECONDS = 2.0  # between two updates of the lines about runs under way: each reads all their checkpoints
+FIRST_LINE_SECONDS, LINE_SECONDS = 5.0, 30.0  # when such lines are printed where no terminal can update them
 
 
 def study(
@@ -51,7 +54,11 @@ def study(
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="A setting for every run, in place of the file's."),
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="A setting for every run, in place of the file's; several values, separated by commas, are combined.",
+        ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and do nothing.")] = False,
     no_report: Annotated[bool, typer.Option("--no-report", help="Do the runs but write no report.")] = False,
@@ -64,8 +71,8 @@ def study(
     A file names the settings and their values; every combination is a run. Use it to compare losses, settings or seeds
     on your data; `manymax train` is for a single model. Runs that have finished are not done again: the same command
     goes on after any interruption, and a file that has grown adds its new runs. Several machines may work on one shared
-    folder. On a cluster (pip install "manymax[cluster]") the workers must see the folder of the study, and your data
-    files, under the same path.
+    folder. On a cluster (pip install "manymax[cluster]") the workers must see the folder of the study under the same
+    path, and your data files too, which this machine reads once before the first run.
 
     \b
     Examples:
@@ -73,6 +80,7 @@ def study(
       manymax study configs/q1_accuracy.toml
       manymax study mine.toml --set epochs=20 --set data=ratings.csv --out studies/short
       manymax study mine.toml --set loss.alpha=1.3   a setting by its group and name
+      manymax study mine.toml --set seed=0,1,2       each run with several values
       manymax study mine.toml --dry-run              what would be run
       manymax study mine.toml --engine dask --address tcp://head:8786
     """
@@ -80,27 +88,39 @@ def study(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         configs = expand(content, **_overrides(set_ or []))
+        found = searches(content, **_overrides(set_ or []))
     for warning in caught:
         typer.echo(f"{warning.message}", err=True)
     folder = out or Path("studies") / (file.stem if file else "quick")
+    to_do = unfinished(configs, folder)
+    check_data([*to_do, *(search.config({}) for search in found)], lambda sentence: typer.echo(sentence, err=True))
     if dry_run:
         for config in configs:
             typer.echo(f"{config.content_hash()}  {describe(config)}")
+        for search in found:
+            typer.echo(describe_search(search))
         return
-    start = time.perf_counter()
+    start, searching = time.perf_counter(), Searches(found, folder)
     try:
         with _stoppable(), _engine(engine, address, workers) as chosen, StudyProgress() as watch:
+            done = len(configs) - len(to_do)
+            finished = f", {done} of them finished before" if done else ""
+            total = len(configs) + searching.total
+            typer.echo(f"{total} runs in {folder}{finished}; {chosen.slots} at a time", err=True)
             outcome = sweep(
                 configs,
                 folder,
                 title=content.title,
                 engine=chosen,
-                on_record=lambda so_far, record: _print_ended(so_far, record, start),
+                on_record=lambda so_far, record: _print_ended(so_far, record, start, searching),
                 on_poll=watch,
+                searches=searching,
             )
     except KeyboardInterrupt:
         typer.echo(f"stopped and saved in {shlex.quote(str(folder))}; the same command goes on from there", err=True)
         raise typer.Exit(exit_codes.STOPPED) from None
+    for line in summaries(searching):
+        typer.echo(line, err=json)
     page = None if no_report else write_report(folder)
     if json:
         put_json({"folder": str(folder), "report": page and str(page), "runs": _runs_as_json(outcome)})
@@ -141,14 +161,34 @@ def _stoppable() -> Iterator[None]:
 
 
 def _overrides(pairs: list[str]) -> dict[str, object]:
-    """The settings that `--set NAME=VALUE` gives, {name: value}; a value is written as in TOML, or as a bare word."""
+    """The settings that `--set NAME=VALUE` gives, {name: value}, with a list for several values."""
     overrides: dict[str, object] = {}
     for pair in pairs:
         name, sign, value = pair.partition("=")
         if not sign or not name.strip():
             raise ArgumentError(f"`--set` must look like NAME=VALUE, for example epochs=20; got {pair!r}.")
-        overrides[name.strip()] = value.strip()
+        if name.strip() in overrides:
+            raise ArgumentError(f"`--set {name.strip()}` is given twice: give several values as seed=0,1,2.")
+        overrides[name.strip()] = _one_or_several(name.strip(), value.strip())
     return overrides
+
+
+def _one_or_several(name: str, text: str) -> str | list[str]:
+    """The value of a setting, or several that commas separate, in brackets or not; they are read as bare words.
+
+    >>> _one_or_several("seed", "0,1"), _one_or_several("loss", '["nce", "rg"]'), _one_or_several("cutoffs", "5,20")
+    (['0', '1'], ['nce', 'rg'], '5,20')
+    """
+    (flat_name,) = flattened({name: text})
+    option = next(each for each in options() if each.name == flat_name)
+    if text.startswith("[") and text.endswith("]"):
+        text = text[1:-1]
+    if option.has_commas or Path(text).exists():  # the name of a data file may have commas too
+        return text
+    values = [value.strip().strip("\"'") for value in text.split(",")]
+    if len(values) > 1 and not all(values):
+        raise ArgumentError(f"`--set {name}` must have a value between two commas; got {text!r}.")
+    return values if len(values) > 1 else text
 
 
 def describe(config: RunConfig) -> str:
@@ -164,11 +204,11 @@ def describe(config: RunConfig) -> str:
 
 def _place(config: RunConfig) -> str:
     """Data, backbone and loss of a run."""
-    return f"{config.data.source} {config.backbone.name} {config.loss.name}"
+    return f"{config.data.title} {config.backbone.name} {config.loss.name}"
 
 
 class StudyProgress:
-    """Live view of a study: in a terminal, one moving line per run that is under way; nothing elsewhere.
+    """View of a study, a line per run that is under way: in a terminal it moves, elsewhere it is printed now and then.
 
     How far a run is comes from its checkpoint, which this process can read whichever machine does the run.
     """
@@ -176,7 +216,7 @@ class StudyProgress:
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True, markup=False, emoji=False, highlight=False)
         self.live = Live(Text(""), console=self.console, auto_refresh=False, transient=True)
-        self.shown = 0.0
+        self.next = time.monotonic() + (0.0 if self.console.is_terminal else FIRST_LINE_SECONDS)
 
     def __enter__(self) -> StudyProgress:
         if self.console.is_terminal:
@@ -187,11 +227,15 @@ class StudyProgress:
         self.live.stop()
 
     def __call__(self, jobs: Sequence[Job]) -> None:
-        """Update the lines; a call sooner than `VIEW_SECONDS` after the last update does nothing."""
-        if not self.console.is_terminal or time.monotonic() - self.shown < VIEW_SECONDS:
+        """Update or print the lines; a call too soon after the last one does nothing."""
+        if time.monotonic() < self.next or not jobs:
             return
-        self.shown = time.monotonic()
-        self.live.update(Text("\n".join(map(_progress_line, jobs)), no_wrap=True, overflow="ellipsis"), refresh=True)
+        lines = Text("\n".join(map(_progress_line, jobs)), no_wrap=True, overflow="ellipsis")
+        if self.console.is_terminal:
+            self.live.update(lines, refresh=True)
+        else:
+            self.console.print(lines, soft_wrap=True)
+        self.next = time.monotonic() + (VIEW_SECONDS if self.console.is_terminal else LINE_SECONDS)
 
 
 def _progress_line(job: Job) -> str:
@@ -204,15 +248,27 @@ def _progress_line(job: Job) -> str:
     return f"{name}: epoch {state.epoch + 1}/{config.training.epochs}{best}"
 
 
-def _print_ended(outcome: Outcome, record: Record, start: float) -> None:
+def describe_search(search: Search) -> str:
+    """A search in one line: what every trial has, what is searched, and how much."""
+    ranges = "; ".join(f"{name} {each}" for name, each in search.space.items())
+    name = describe(search.config(dict(search.first[0]) if search.first else {}))
+    return f"{search.trials} trials and {search.seeds} seeds over {ranges}: {name}"
+
+
+def _print_ended(outcome: Outcome, record: Record, start: float, searching: Searches) -> None:
     """Print a line on stderr about a run that has ended."""
     settings, done = flat(record.settings), len(outcome.records)
-    metric = next(((name, value) for name, value in record.test.items() if value is not None), None)
-    result = (
-        f"{metric[0]} {metric[1]:.4f}" if record.status == "done" and metric else f"{record.status}: {record.reason}"
-    )
+    watched = RunConfig(**record.settings).monitored
+    value = record.test.get(watched)
+    done_well = record.status == "done" and value is not None
+    result = f"{watched} {value:.4f}" if done_well else f"{record.status}: {record.reason}"
     left = (time.perf_counter() - start) / done * (outcome.total - done)
-    name = "{data} {backbone} {loss} seed {seed}".format(**settings)
+    title = settings.get("name") or settings["data"]
+    name = "{title} {backbone} {loss} seed {seed}".format(**settings, title=title)
+    if (owner := searching.owner(record)) is not None:
+        values = " ".join(f"{key}={value}" for key, value in owner.search.values(record).items())
+        name, reached = f"{name} trial {len(owner.trials)}/{owner.search.trials} {values}", owner.search.value(record)
+        result = f"{result}, {owner.search.metric} {reached or 0:.4f} on valid, {record.epochs} epochs"
     clock = f"  about {round(left)} s left" if done < outcome.total else ""
     sys.stderr.write(f"[{done}/{outcome.total}] {name}: {result}{clock}\n")
 

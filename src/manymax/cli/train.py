@@ -26,6 +26,7 @@ from manymax.study.config import RunConfig
 from manymax.study.groups import GRADIENT
 from manymax.study.metrics import METRICS
 from manymax.study.parallel import RANK_TIMEOUT, join_ranks
+from manymax.study.preflight import remarks, sizes
 from manymax.study.records import Record
 from manymax.study.run import CHECKPOINT_SECONDS, follow_run, run
 from manymax.study.run_options import Option, flat, flattened, options
@@ -103,7 +104,8 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def default_folder(config: RunConfig) -> Path:
     """The folder of a run whose `--out` is left out: different settings get different folders."""
-    names = (Path(config.data.source).stem, config.backbone.name, config.loss.name, config.content_hash()[:8])
+    data = config.data.name or Path(config.data.source).stem
+    names = (data, config.backbone.name, config.loss.name, config.content_hash()[:8])
     return Path("runs") / "-".join(names)
 
 
@@ -148,12 +150,22 @@ class LineProgress(ProgressReporter):
     def __init__(self, console: Console) -> None:
         self.console = console
 
+    def reading(self, config: RunConfig) -> None:
+        """Print what is read."""
+        self.console.print(f"reading {config.data.title}")
+
+    def prepared(self, config: RunConfig, card: list[dict[str, Any]], num_items: int) -> None:
+        """Print what was found, and what is odd about the settings."""
+        self.console.print(f"{config.data.title}: {sizes(card[-1])}")
+        for remark in remarks(config, num_items):
+            self.console.print(remark)
+
     def begin(self, config: RunConfig, folder: Path, state: TrainingState) -> None:
         """Print what is trained and, if the run goes on from a checkpoint, from where."""
         self.config = config
         self.started, self.first_epoch = time.perf_counter(), state.epoch
         where = f", from epoch {state.epoch + 1}, step {state.step + 1}" if state.step else ""
-        names = f"{config.loss.name} on {config.backbone.name}, {config.data.source}"
+        names = f"{config.loss.name} on {config.backbone.name}, {config.data.title}"
         self.console.print(f"{names}, seed {config.seed}{where}: {folder}")
 
     def epoch(self, state: TrainingState, row: dict[str, Any]) -> None:

@@ -1,0 +1,113 @@
+"""`manymax advise --study`: the losses of a finished study by measured quality, with their cost at any size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from manymax import advisor
+from manymax.errors import ArgumentError
+from manymax.members import FAMILY
+from manymax.samplers import SAMPLERS
+from manymax.study.report.runs import read_study
+from manymax.study.report.trials import Trial, at_best_rates, metrics, trials, validation_merit
+from manymax.theory.cost import predict_seconds
+
+EQUAL_QUALITY = 0.01  # share of the best value within which losses count as equally good
+
+
+@dataclass(frozen=True)
+class MeasuredLoss:
+    """A loss of a study at its best learning rate.
+
+    data, backbone, loss: what was trained; `loss` with the settings that tell it from the others.
+    valid, test: means over seeds of the metric that ranks.
+    runs: the number of seeds.
+    step_seconds: predicted time of a step at the size asked for; None for a loss whose cost is not modelled.
+    equal: whether it is within `EQUAL_QUALITY` of the best.
+    """
+
+    data: str
+    backbone: str
+    loss: str
+    valid: float | None
+    test: float | None
+    runs: int
+    step_seconds: float | None
+    equal: bool
+
+
+def of_study(folder: Path, advice: advisor.Advice) -> tuple[str, list[MeasuredLoss]]:
+    """The metric of a study, and its losses, the best first, for each data set and backbone.
+
+    Losses within `EQUAL_QUALITY` of the best on the validation part are equal, and among them the shorter step comes
+    first; the others follow by quality.
+
+    Args:
+        folder: of the study.
+        advice: for the size asked for; times of steps come from its situation and machine.
+    """
+    made = trials(read_study(folder).done)
+    if not made:
+        raise ArgumentError(f"`--study` must be the folder of a study with finished runs; {folder} has none.")
+    metric = metrics(made)[0]
+    best = at_best_rates(made, metric)
+    places = list(dict.fromkeys(trial.place for trial in best))
+    return metric, [loss for place in places for loss in _of_place(best, place, metric, advice)]
+
+
+def _of_place(
+    best: Sequence[Trial], place: tuple[str, str], metric: str, advice: advisor.Advice
+) -> Iterator[MeasuredLoss]:
+    here = [trial for trial in best if trial.place == place]
+    top = max(validation_merit(trial, metric) for trial in here)
+    found = []
+    for trial in here:
+        merit = validation_merit(trial, metric)
+        equal = merit >= top - EQUAL_QUALITY * abs(top)
+        seconds = _step_seconds(trial, advice)
+        order = (not equal, (float("inf") if seconds is None else seconds) if equal else -merit)
+        valid, test = trial.mean(metric, "valid"), trial.mean(metric)
+        found.append((order, MeasuredLoss(*place, trial.label, valid, test, len(trial.runs), seconds, equal)))
+    yield from (loss for _, loss in sorted(found, key=lambda pair: pair[0]))
+
+
+def _step_seconds(trial: Trial, advice: advisor.Advice) -> float | None:
+    """Predicted seconds of a step of this loss, with the settings that it had in the study."""
+    if trial.loss not in FAMILY or trial.lr is None:
+        return None
+    member, settings = FAMILY[trial.loss], trial.settings
+    if member.kind != "sampled":
+        # The advisor has found out how many classes a sparse map takes.
+        choices = (*advice.ranked, *advice.rejected)
+        return next(choice.step_seconds for choice in choices if choice.member == member.name)
+    situation, sampler = advice.situation, SAMPLERS[settings["sampler"]]
+    # 0 stands for all of the batch, whose rows share it; of a pool to choose from every class is scored.
+    chosen_from_pool = any(setting.public_name == "pool" for setting in sampler.settings)
+    shape = situation.shape(
+        num_negatives=int(settings["num_negatives"]) or max(1, situation.batch - 1),
+        num_candidates=int(settings["pool"]) if chosen_from_pool else 0,
+    )
+    shape = replace(shape, shared=bool(settings["shared"]) or sampler.limited_by_batch)
+    return predict_seconds(member.name, shape, advice.machine)
+
+
+def items_of(folder: Path) -> int:
+    """The number of items of a study; the largest, if it has several data sets."""
+    return max((run.record.sizes.get("items", 0) for run in read_study(folder).done), default=0)
+
+
+def ranked_by(metric: str, folder: Path, items: int, advice: advisor.Advice) -> str:
+    """What the ranking is by, for above the table."""
+    return (
+        f"Ranked by {metric} on the validation part, measured in {folder} with {items:,} items; losses within"
+        f" {EQUAL_QUALITY:.0%} of the best are equal, and among them the shorter step comes first. Steps are predicted"
+        f" for {advice.situation.num_classes:,} classes, {advice.situation.batch:,} rows and {advice.situation.dim}"
+        " dimensions. Quality at another number of items is not known."
+    )
+
+
+def as_dicts(losses: Sequence[MeasuredLoss]) -> list[dict[str, object]]:
+    """The losses as dictionaries, for JSON."""
+    return [asdict(loss) for loss in losses]
