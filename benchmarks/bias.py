@@ -1,4 +1,4 @@
-"""The bias of sampled estimates of log Z for small samples, computed exactly: nothing is drawn and nothing is timed.
+"""The bias of sampled estimates of log Z and of gradients for small samples, computed exactly: nothing is drawn.
 
     python benchmarks/bias.py    writes the tables of docs/small_samples.md, in seconds
 
@@ -22,6 +22,7 @@ from torch import Tensor
 from manymax import sampled_softmax_loss
 from manymax.ops import log_sums
 from manymax.ops.divergences import chi_square
+from manymax.theory.gradient_deviation import exact_gradient, gradient_estimators, predicted_gradient
 
 PAGE = Path(__file__).parents[1] / "docs" / "small_samples.md"
 DEBIAS = (None, "delta", "jackknife")
@@ -137,14 +138,46 @@ def delta_table(num_negatives: tuple[int, ...] = (5, 50, 500, 5000)) -> str:
     return table(["P, q", "chi2", "k", "bias", "Delta", "variance", "Delta", "in range"], rows)
 
 
+def labels_of(probs: Tensor, most: int = 8) -> tuple[Tensor, Tensor]:
+    """Labels and weights that stand for y ~ P: all classes if they are few, else quantiles of P of equal weight."""
+    if len(probs) <= most:
+        return torch.arange(len(probs)), probs
+    heights = (torch.arange(most, dtype=probs.dtype) + 0.5) / most
+    return torch.searchsorted(probs.cumsum(0), heights), torch.ones_like(heights)
+
+
+def gradient_table(num_negatives: tuple[int, ...] = (5, 10, 50)) -> str:
+    """Bias and noise of every estimate of the gradient in percent of its length, exact and by the Delta method."""
+    pairs = {name: tuple(torch.tensor(each, dtype=torch.float64) for each in pair) for name, pair in PAIRS.items()}
+    pairs |= {name: pair for name, pair in delta_pairs().items() if name.startswith("Zipf 1")}
+    rows = []
+    for pair, (probs, q) in pairs.items():
+        labels, weights = labels_of(probs)
+        scores = probs.log().expand(len(labels), -1)
+        for name, estimator in gradient_estimators().items():
+            cells = []
+            for k in num_negatives:
+                case = (estimator, scores, labels)
+                both = [f(*case, log_q=q.log(), num_negatives=k) for f in (exact_gradient, predicted_gradient)]
+                for exact, predicted in zip(*((each.bias(weights), each.noise(weights)) for each in both), strict=True):
+                    cells.append(f"{percent(exact)} ({percent(predicted)})")
+            rows.append([pair, name, *cells])
+    return table(["P, q", "estimate", *(f"{what}, k = {k}" for k in num_negatives for what in ("bias", "noise"))], rows)
+
+
+def percent(share: float) -> str:
+    """At least two digits, such as 120, 12, 1.2 or 0.12; a rounding error is 0."""
+    return "0" if share < 1e-6 else f"{100 * share:.0f}" if share > 0.995 else f"{100 * share:.2g}"
+
+
 def table(headers: list[str], rows: list[list[str]]) -> str:
     """A table in Markdown."""
     return "\n".join(f"| {' | '.join(row)} |" for row in [headers, ["---"] * len(headers), *rows])
 
 
 def with_tables(page: str) -> str:
-    """The text of a page with both tables computed anew between their markers."""
-    for name, text in (("bias", bias_table()), ("delta", delta_table())):
+    """The text of a page with all tables computed anew between their markers."""
+    for name, text in (("bias", bias_table()), ("delta", delta_table()), ("gradients", gradient_table())):
         pattern = rf"(<!-- {name}: begin[^\n]*-->\n).*?(\n<!-- {name}: end -->)"
         page, found = re.subn(pattern, lambda match, text=text: match[1] + text + match[2], page, flags=re.DOTALL)
         if found != 1:

@@ -13,7 +13,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from manymax import FAMILY
+from manymax import FAMILY, softmax
 from manymax.engine.member import Member
 
 EXACT = [member for member in FAMILY.values() if member.kind == "exact"]
@@ -36,12 +36,15 @@ class Case:
     @property
     def needs_label(self) -> bool:
         """Whether the map depends on a label."""
-        assert self.member.map is not None
-        return "target" in inspect.signature(self.member.map).parameters
+        return self.member.map is not None and "target" in inspect.signature(self.member.map).parameters
 
     def probs(self, scores: Tensor, target: Tensor | None = None, **options: Any) -> Tensor:
-        """The map; `target` (...) is used only if the map needs a label, and is class 0 unless given."""
-        assert self.member.map is not None
+        """The map; `target` (...) is used only if the map needs a label, and is class 0 unless given.
+
+        A member without a map has that of softmax, so that tests of map and loss test its loss alone.
+        """
+        if self.member.map is None:
+            return softmax(scores, **options)
         if not self.needs_label:
             return self.member.map(scores, **self.setting, **options)
         if target is None:
@@ -65,7 +68,14 @@ class Case:
 
 
 def cases(
-    *, smoothing: bool = False, distributions: bool = False, foundation: bool = False, first: bool = False
+    *,
+    smoothing: bool = False,
+    distributions: bool = False,
+    foundation: bool = False,
+    first: bool = False,
+    derivatives: bool = False,
+    mapped: bool = False,
+    each: bool = False,
 ) -> list[Any]:
     """Parameters for pytest: all cases, or some of them.
 
@@ -74,6 +84,9 @@ def cases(
         distributions: only members that take float rows as targets.
         foundation: only members with a Fenchel-Young pair.
         first: only the first choice of settings of each member.
+        derivatives: only members whose gradient is the derivative of the loss, and holds nothing constant.
+        mapped: only members with a map.
+        each: only members whose loss of several positives is the sum of one loss for each.
     """
     return [
         pytest.param(Case(member, setting), id="-".join([member.name, *map(str, setting.values())]))
@@ -82,6 +95,9 @@ def cases(
         if (member.takes.smoothing or not smoothing)
         and (member.takes.float_rows or not distributions)
         and (member.foundation is not None or not foundation)
+        and (member.held is None or not derivatives)
+        and (member.map is not None or not mapped)
+        and not (member.joint and each)
     ]
 
 

@@ -114,6 +114,36 @@ def _excess(score: float, label: float) -> Number:
     return max(mp.mpf(0), mp.mpf(score) - mp.mpf(label) + 1) if score != -math.inf else mp.mpf(0)
 
 
+def psl_loss(scores: Sequence[float], target: int, activation: str, tau: Number) -> Number:
+    """log sum_j g(s_j - s_y)^(1 / tau)."""
+    return mp.log(mp.fsum(_psl_terms(scores, target, activation, tau)))
+
+
+def psl_gradient(scores: Sequence[float], target: int, activation: str, tau: Number) -> list[Number]:
+    """h_j g'(d_j) / (tau g(d_j) H) at other classes, minus the sum of these at the label."""
+    slopes = {"relu": lambda d: 1, "tanh": lambda d: 1 - mp.tanh(d) ** 2, "atan": lambda d: 1 / (1 + d * d)}
+    terms = _psl_terms(scores, target, activation, tau)
+    grads = []
+    for score, h in zip(scores, terms, strict=True):
+        moved = h > 0 and score != -math.inf
+        d = mp.mpf(score) - mp.mpf(scores[target]) if moved else mp.mpf(0)
+        rate = h * slopes[activation](d) / _psl_g(d, activation) if moved else mp.mpf(0)
+        grads.append(rate / (mp.mpf(tau) * mp.fsum(terms)))
+    grads[target] = mp.mpf(0)
+    grads[target] = -mp.fsum(grads)
+    return grads
+
+
+def _psl_terms(scores: Sequence[float], target: int, activation: str, tau: Number) -> list[Number]:
+    differences = [mp.mpf(s) - mp.mpf(scores[target]) if s != -math.inf else None for s in scores]
+    return [mp.mpf(0) if d is None else _psl_g(d, activation) ** (1 / mp.mpf(tau)) for d in differences]
+
+
+def _psl_g(d: Number, activation: str) -> Number:
+    g = {"relu": lambda d: 1 + d, "tanh": lambda d: 1 + mp.tanh(d), "atan": lambda d: 1 + mp.atan(d)}[activation](d)
+    return max(mp.mpf(0), g)
+
+
 def taylor(score: float, order: int) -> Number:
     """1 + s + s^2/2! + ... + s^order/order!; 0 for a masked class."""
     return mp.fsum(mp.mpf(score) ** k / mp.factorial(k) for k in range(order + 1)) if score != -math.inf else mp.mpf(0)

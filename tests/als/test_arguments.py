@@ -10,7 +10,7 @@ import pytest
 import scipy.sparse
 import torch
 
-from manymax.errors import ManymaxError
+from manymax.errors import ArgumentError, ManymaxError
 from manymax.members.rg.als import RGFactorization
 from tests.als.dense import build, generator, interactions, table_of
 
@@ -123,3 +123,10 @@ def test_values_of_another_kind() -> None:
     pairs = torch.tensor([0, 1])
     with pytest.raises(ManymaxError, match="`values` must be a tensor; got list"):
         RGFactorization(3, 2, 2).fit(pairs, pairs, values=[1.0, 2.0])
+
+
+@pytest.mark.parametrize("power", [1e4, -1e4])
+def test_a_ridge_that_no_number_holds_is_refused(power: float) -> None:
+    model = RGFactorization(2, 3, dim=2, ridge_power=power)
+    with pytest.raises(ArgumentError, match=r"`ridge_power` of .* must be positive and finite"):
+        model.fit(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 2]), sweeps=1)

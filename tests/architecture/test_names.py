@@ -29,6 +29,10 @@ FREE = ("paper/", "members/__init__.py")
 # folders share formulas and kernels and may name one another.
 SPECIAL_CASES = {"softmax", "sparsemax", "entmax"}
 
+# Members whose kernel calls that of another one and adds something: gates, or a function of the scores before it; and
+# generalised ones, whose title has the name of what they generalise.
+BUILT_ON = {"sl_at_k": {"softmax"}, "talos": {"softmax"}, "gbce": {"bce"}}
+
 # At most eight files, each with its reason.
 EXEMPT: dict[str, str] = {
     "__init__.py": "the public names",
@@ -142,7 +146,7 @@ def allowed(path: str) -> set[str]:
         return set()
     own = parts[1]
     within = {member for name, member in MEMBERS.items() if f"_{'_'.join(name)}_" in f"_{own}_"}
-    return within | (SPECIAL_CASES if own in SPECIAL_CASES else set())
+    return within | (SPECIAL_CASES if own in SPECIAL_CASES else set()) | BUILT_ON.get(own, set())
 
 
 def wrongly_named(path: str, source: str) -> list[str]:

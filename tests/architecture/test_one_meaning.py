@@ -27,6 +27,7 @@ SAME_FIELD: dict[str, tuple[str, ...]] = {
     "FACTS": ("members/*.py",),
     "FORMULAS": ("members/*.py",),
     "SETTINGS": ("members/*.py",),
+    "TAKES": ("members/*.py",),
     "THEORY": ("members/*/theory.py",),
     "COST": ("members/*/kernel.py",),
     "TRAFFIC": ("members/*/kernel.py",),

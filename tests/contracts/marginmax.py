@@ -24,7 +24,7 @@ from manymax import FAMILY, ArgumentError
 from manymax.distributed import ShardedHead
 from manymax.engine.blocks import Block, BlockResult, Kernel, Sparse
 from manymax.engine.cost import DOUBLE, MARKED, EntryCost, Work, exact_cost, exact_traffic
-from manymax.engine.member import Formulas, Member, Setting, Takes
+from manymax.engine.member import Formulas, Member, Setting
 from manymax.engine.module import ExactLoss
 from manymax.heads import head_class
 from manymax.ops.checks import check_finite, check_scores
@@ -156,7 +156,7 @@ MEMBER = Member(
     examples=({"margin": 0.5}, {"margin": 2.0}),
     needs_label=True,
     sparse=True,
-    takes=Takes(smoothing=False, float_rows=False, why="Each class with weight needs a sum of its own."),
+    takes=FAMILY["rankmax"].takes,  # it calls the loss of rankmax, which checks targets and gives the reason
     kernel=marginmax_kernel,
     cost=exact_cost(
         EntryCost(Work(streamed=8), calls=150, plain=5.5, each=True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from manymax import ArgumentError, ArgumentTypeError, ManymaxError
+from manymax.heads import head_function
 from tests.exact import EXACT, INF, Case, cases, normal
 
 
@@ -35,8 +37,10 @@ def refused(error: type[Exception], *words: str) -> Any:
 def test_scores_of_the_wrong_kind(case: Case, scores: Any, error: type[Exception], words: list[str]) -> None:
     with refused(error, *words):
         case.loss(scores, torch.tensor([0]))
+    if case.member.map is None:
+        return
     with refused(error, *words):
-        case.member.map(scores, **({"target": torch.tensor([0])} if case.needs_label else {}), **case.setting)  # type: ignore[misc]
+        case.member.map(scores, **({"target": torch.tensor([0])} if case.needs_label else {}), **case.setting)
 
 
 @pytest.mark.parametrize("case", cases())
@@ -74,6 +78,19 @@ def test_targets_of_the_wrong_kind(case: Case, target: Any, error: type[Exceptio
         case.loss(normal(2, 4), target)
 
 
+@pytest.mark.parametrize("case", cases())
+def test_one_hot_rows_of_two_classes_are_no_ids(case: Case) -> None:
+    """[[1, 0]] would mean both classes. A column of padding says that it does."""
+    one_hot = torch.tensor([[1, 0], [0, 1]])
+    with refused(ArgumentTypeError, "`target`", "int64", r"target\.bool\(\)", r"pad\(target, \(0, 1\), value=-100\)"):
+        case.loss(normal(2, 2), one_hot)
+    with refused(ArgumentTypeError, "`target`", r"target\.bool\(\)"):
+        head_function(case.member)(normal(2, 3), normal(2, 3), one_hot, **case.setting)
+    padded = torch.nn.functional.pad(one_hot, (0, 1), value=-100)
+    both = case.loss(normal(2, 2), torch.ones(2, 2, dtype=torch.bool))
+    torch.testing.assert_close(case.loss(normal(2, 2), padded), both)
+
+
 @pytest.mark.parametrize("case", cases(distributions=True))
 @pytest.mark.parametrize(
     ("row", "words"),
@@ -94,13 +111,13 @@ def test_float_rows_that_are_no_distribution(case: Case, row: list[float], words
 
 @pytest.mark.parametrize("member", [m for m in EXACT if not m.takes.float_rows], ids=lambda m: m.name)
 def test_float_rows_are_refused_with_the_reason(member: Any) -> None:
-    with refused(ArgumentTypeError, "`target`", "float rows", "sum over all"):
+    with refused(ArgumentTypeError, "`target`", "float rows", re.escape(member.takes.why)):
         member.loss(normal(2, 3), torch.full((2, 3), 1 / 3))
 
 
 @pytest.mark.parametrize("member", [m for m in EXACT if not m.takes.smoothing], ids=lambda m: m.name)
 def test_smoothing_is_refused_with_the_reason(member: Any) -> None:
-    with refused(ArgumentError, "`label_smoothing`", "0.1", "sum over all"):
+    with refused(ArgumentError, "`label_smoothing`", "0.1", re.escape(member.takes.why)):
         member.loss(normal(2, 3), torch.tensor([0, 1]), label_smoothing=0.1)
 
 

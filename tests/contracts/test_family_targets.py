@@ -22,7 +22,7 @@ def reduced(rows: Tensor, divisor: Tensor, reduction: str) -> Tensor:
     return {"none": rows, "sum": rows.sum(), "mean": rows.sum() / divisor.sum()}[reduction]
 
 
-@pytest.mark.parametrize("case", cases())
+@pytest.mark.parametrize("case", cases(each=True))
 @pytest.mark.parametrize("weight", [None, WEIGHT], ids=["plain", "weighted"])
 @pytest.mark.parametrize("target", [POSITIVES, MANY_HOT], ids=["ids", "bool"])
 @pytest.mark.parametrize("num_classes", [5, 600])
@@ -39,7 +39,7 @@ def test_several_positives_sum(case: Case, weight: Tensor | None, target: Tensor
         close(case.loss(scores, target, weight=full, reduction=reduction), expected)
 
 
-@pytest.mark.parametrize("case", cases())
+@pytest.mark.parametrize("case", cases(each=True))
 @pytest.mark.parametrize("weight", [None, WEIGHT], ids=["plain", "weighted"])
 @pytest.mark.parametrize("target", [POSITIVES, MANY_HOT], ids=["ids", "bool"])
 def test_a_grouped_batch_is_a_batch_of_pairs(case: Case, weight: Tensor | None, target: Tensor) -> None:
@@ -125,7 +125,7 @@ def test_smoothing_keeps_masked_gradients_at_zero(case: Case) -> None:
     assert grad[:, 2].tolist() == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("case", cases())
+@pytest.mark.parametrize("case", cases(each=True))
 @pytest.mark.parametrize("target", [POSITIVES, MANY_HOT], ids=["ids", "bool"])
 @pytest.mark.parametrize("weight", [None, WEIGHT], ids=["plain", "weighted"])
 def test_normalized_is_the_fenchel_young_loss_or_the_mean_over_positives(
@@ -201,7 +201,7 @@ def test_class_weights_can_be_learned(case: Case) -> None:
     assert torch.autograd.gradcheck(lambda w: case.loss(normal(4, 5), POSITIVES, weight=w), weight)
 
 
-@pytest.mark.parametrize("case", cases())
+@pytest.mark.parametrize("case", cases(each=True))
 def test_a_class_weight_of_zero_has_a_gradient_too(case: Case) -> None:
     options = [{}, {"label_smoothing": 0.2}] if case.member.takes.smoothing else [{}]
     for setting in options:

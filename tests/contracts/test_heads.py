@@ -43,7 +43,7 @@ def members(rows: list[Member]) -> Any:
 
 def function(member: Member) -> Callable[..., Tensor]:
     """The head as a function: the public one, or a new one for a member that a test adds to the family."""
-    return getattr(heads, f"linear_{member.name}_loss", None) or head_function(member)
+    return getattr(heads, f"linear_{member.loss_name}", None) or head_function(member)
 
 
 def module(member: Member) -> type[nn.Module]:
@@ -75,7 +75,7 @@ def some_labels(*batch: int) -> Tensor:
 @members(ALL)
 def test_every_member_has_a_function_and_a_module(member: Member) -> None:
     names = {function(member).__name__, module(member).__name__}
-    assert names == {f"linear_{member.name}_loss", f"Linear{member.class_name}Loss"}
+    assert names == {f"linear_{member.loss_name}", f"Linear{member.class_name}Loss"}
     if member.loss.__module__.startswith("manymax."):
         assert names <= set(heads.__all__)
         assert member.name not in FAMILY or names <= set(manymax.__all__)
@@ -108,7 +108,7 @@ def test_arguments_of_sampled_heads(member: Member) -> None:
         assert ours[setting.name].default == setting.default
         assert setting.default == plain[setting.name].default or setting.start is not None
     # The head finds out by drawing what the plain sampled loss is told.
-    assert set(plain) - set(ours) <= {"positive", "negative", "log_q_positive", "log_q_negative", "hits"}
+    assert set(plain) - set(ours) <= {"positive", "negative", "log_q_positive", "log_q_negative", "hits", "num_classes"}
     for name in ("linear_bias", "weight", "reduction", "ignore_index", "multilabel"):
         assert ours[name].default == OPTIONS[name]
 
@@ -137,9 +137,10 @@ def test_an_unknown_keyword_is_refused_as_by_python(member: Member) -> None:
 
 @members(HAS_VECTORS)
 def test_an_argument_that_is_given_twice_is_refused_as_by_python(member: Member) -> None:
-    for setting in member.settings if member.kind != "sampled" else ():
+    defaults = [setting.default for setting in member.settings]
+    for i, setting in enumerate(member.settings if member.kind != "sampled" else ()):
         with pytest.raises(TypeError, match=f"multiple values for argument '{setting.name}'"):
-            module(member)(DIM, C, setting.default, **{setting.name: setting.default})
+            module(member)(DIM, C, *defaults[: i + 1], **{setting.name: setting.default})
     if member.kind == "sampled":
         sampler = manymax.samplers.UniformSampler(C)
         with pytest.raises(TypeError, match="multiple values for argument 'sampler'"):
@@ -289,20 +290,19 @@ def train(head: Any, queries: nn.Parameter, target: Tensor, vectors: nn.Paramete
 @pytest.mark.parametrize("tied", [False, True], ids=["own", "tied"])
 @members(ALL)
 def test_a_training_loop_takes_any_head(member: Member, tied: bool, several: bool) -> None:
-    """The loss falls, and the positives that it was trained on are ranked first afterwards."""
+    """The loss falls, and its positives are ranked first afterwards, or among the first K if it aims at a list of K."""
     if tied and member.kind == "tree":
         pytest.skip("has no class vectors")
-    head = make_head(member, None if tied else DIM)
+    aims = {"k": 2} if any(setting.name == "k" for setting in member.settings) else {}
+    head = make_head(member, None if tied else DIM, **aims)
     queries = nn.Parameter(some_queries(ROWS))
     vectors = nn.Parameter(torch.randn(C, DIM, generator=torch.Generator().manual_seed(5)) / 3) if tied else None
-    target = some_labels(ROWS, 2) if several else some_labels(ROWS)
-    if several:
-        target[::3, 1] = -100
-    losses = train(head, queries, target, vectors)
+    listed = some_labels(ROWS, 2 if several else 1)
+    listed[::3, 1:] = -100
+    losses = train(head, queries, listed if several else listed.squeeze(1), vectors)
     assert sum(losses[-5:]) < sum(losses[:5]) - 1
-    best = (head.topk(queries, 1) if vectors is None else head.topk(queries, 1, vectors))[1]
-    listed = target if several else target.unsqueeze(1)
-    assert (best == listed).any(1).double().mean() > 0.6
+    best = head.topk(queries, aims.get("k", 1), *([] if vectors is None else [vectors]))[1]
+    assert (best.unsqueeze(2) == listed.unsqueeze(1)).any(2).any(1).double().mean() > 0.6
 
 
 @members(ALL)
@@ -341,7 +341,7 @@ def test_a_training_loop_may_group_its_pairs(member: Member) -> None:
     groups, target = manymax.group_pairs(users, items)
     grouped = head(queries[groups], target)
     assert grouped.isfinite()
-    if member.kind != "sampled":  # grouped pairs draw other negatives
+    if member.kind != "sampled" and not member.joint:  # grouped pairs draw other negatives, or have one loss together
         torch.testing.assert_close(grouped, head(queries[users], items))
 
 

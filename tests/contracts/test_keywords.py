@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 import manymax
 from manymax import FAMILY, ArgumentError, ArgumentTypeError, LossResult, SoftTarget
@@ -27,22 +28,24 @@ BACKENDS = ("torch", *(f"native-{level}" for level in native_library.levels_here
 ALL = [*FAMILY.values(), *REFERENCE_LOSSES.values()]
 EXACT = [member for member in ALL if member.kind == "exact"]
 
-# Keywords, and whether only members with a partition function take them.
-CASES: dict[str, tuple[dict[str, Any], bool]] = {
-    "temperature": ({"temperature": 0.7}, False),
-    "learned temperature": ({"temperature": torch.tensor(1.7, dtype=torch.float64)}, False),
-    "normalize": ({"normalize": True, "temperature": 0.2}, False),
-    "softcap": ({"softcap": 1.5}, False),
-    "all of the scores": ({"normalize": True, "temperature": 0.1, "softcap": 2.0}, False),
-    "exclude": ({"exclude": True}, False),
-    "exclude positives": ({"exclude": "positives"}, True),
-    "decoupled": ({"decoupled": True}, True),
-    "decoupled and exclude": ({"decoupled": True, "exclude": "positives", "softcap": 3.0}, True),
-    "z_loss": ({"z_loss": 0.3}, True),
-    "z_loss and all": ({"z_loss": 0.3, "decoupled": True, "exclude": True, "normalize": True}, True),
-    "row_weight": ({"row_weight": True}, False),
-    "num_items": ({"num_items": 11}, False),
-    "row_weight and num_items": ({"row_weight": True, "num_items": torch.tensor(3.5)}, False),
+# Keywords, and the field of a member that says whether it takes them; "" if all do.
+CASES: dict[str, tuple[dict[str, Any], str]] = {
+    "temperature": ({"temperature": 0.7}, ""),
+    "learned temperature": ({"temperature": torch.tensor(1.7, dtype=torch.float64)}, ""),
+    "normalize": ({"normalize": True, "temperature": 0.2}, ""),
+    "softcap": ({"softcap": 1.5}, ""),
+    "all of the scores": ({"normalize": True, "temperature": 0.1, "softcap": 2.0}, ""),
+    "exclude": ({"exclude": True}, ""),
+    "exclude positives": ({"exclude": "positives"}, "log_partition"),
+    "decoupled": ({"decoupled": True}, "log_partition"),
+    "decoupled and exclude": ({"decoupled": True, "exclude": "positives", "softcap": 3.0}, "log_partition"),
+    "z_loss": ({"z_loss": 0.3}, "log_partition"),
+    "z_loss and all": ({"z_loss": 0.3, "decoupled": True, "exclude": True, "normalize": True}, "log_partition"),
+    "row_weight": ({"row_weight": True}, ""),
+    "num_items": ({"num_items": 11}, ""),
+    "row_weight and num_items": ({"row_weight": True, "num_items": torch.tensor(3.5)}, ""),
+    "bound": ({"bound": True, "softcap": 2.0}, "bounded"),
+    "bound and all": ({"bound": True, "exclude": "positives", "decoupled": True, "row_weight": True}, "bounded"),
 }
 
 
@@ -77,6 +80,8 @@ class Problem:
         made = dict(given)
         if made.get("row_weight") is True:
             made["row_weight"] = self.row_weight
+        if made.get("bound") is True:
+            made["bound"] = torch.linspace(-2, 3, ROWS, dtype=torch.float64)
         if "exclude" in made:
             own = self.target.reshape(ROWS, -1)
             others = self.exclude.clone()
@@ -100,19 +105,59 @@ def reference(call: Call) -> Tensor:
     losses, weights = [], []
     row_weight = given.get("row_weight", torch.ones(ROWS, dtype=torch.float64))
     for n, row in enumerate(problem.target.reshape(ROWS, -1)):
+        if call.member.joint and (row >= 0).any():
+            left_out = given["exclude"][n] if "exclude" in given else row[:0]
+            losses.append(row_weight[n] * together(call, scores[n], row, left_out))
+            weights.append(row_weight[n] * problem.weight[row[row >= 0].unique()].sum())
+            continue
         for y in row[row >= 0].unique().tolist():
             left_out = set(given["exclude"][n].tolist()) - {y} if "exclude" in given else set()
             kept = [c for c in range(CLASSES) if c not in left_out]
-            s, place = scores[n, kept], kept.index(y)
-            summed = torch.cat([s[:place], s[place + 1 :]]) if given.get("decoupled") else s
-            loss = call.member.loss(s, torch.tensor(place), reduction="none", **call.settings)
-            if given.get("decoupled"):
-                loss = summed.logsumexp(0) - s[place]
-            if "z_loss" in given:
-                loss = loss + given["z_loss"] * summed.logsumexp(0) ** 2
+            if call.member.log_partition:
+                summed = [c for c in kept if c != y] if given.get("decoupled") else kept
+                loss = compared(call, scores[n, summed], scores[n, y], bound(call, n, scores[n]))
+            else:
+                loss = call.member.loss(scores[n, kept], torch.tensor(kept.index(y)), reduction="none", **call.settings)
             losses.append(row_weight[n] * problem.weight[y] * loss)
             weights.append(row_weight[n] * problem.weight[y])
     return torch.stack(losses).sum() / given.get("num_items", torch.stack(weights).sum())
+
+
+def bound(call: Call, row: int, scores: Tensor) -> Tensor:
+    """What is given for a row, or the K-th largest of its scores (C,), those that its sums leave out among them."""
+    if "bound" in call.given:
+        return call.given["bound"][row]
+    live = scores.detach()[scores > -torch.inf].sort(descending=True).values
+    return live[min(call.settings.get("k", 1), len(live)) - 1]
+
+
+def together(call: Call, scores: Tensor, row: Tensor, exclude: Tensor) -> Tensor:
+    """The loss of a row with all of its positives, over the classes that are not excluded."""
+    kept = [c for c in range(CLASSES) if c not in exclude]
+    ids = torch.tensor([kept.index(y) for y in row[row >= 0].unique().tolist()])
+    weight = call.problem.weight[kept]
+    return call.member.loss(scores[kept], ids, weight=weight, reduction="none", **call.settings)
+
+
+def compared(call: Call, others: Tensor, own: Tensor, b: Tensor) -> Tensor:
+    """The loss of a positive with the score `own`, compared with a sum over others, for softmax and its kin."""
+    member, settings, factor = call.member, call.settings, torch.ones((), dtype=torch.float64)
+    if "gate_temperature" in settings:
+        factor = torch.sigmoid((own - b) / settings["gate_temperature"])
+    if member.name == "talos":
+        others, own = (log_h(s, b, settings["tau"]) for s in (others, own))
+    if member.name == "psl":  # compared with the positive, whose own term is 1
+        g = {"relu": lambda d: (1 + d).relu(), "tanh": lambda d: 1 + d.tanh(), "atan": lambda d: (1 + d.atan()).relu()}
+        log_sum = (g[settings["activation"]](others - own) ** (1 / settings["tau"])).sum().log()
+        return log_sum + call.given.get("z_loss", 0.0) * log_sum**2
+    log_sum = others.logsumexp(0)
+    return factor * (log_sum - own + call.given.get("z_loss", 0.0) * log_sum**2)
+
+
+def log_h(scores: Tensor, b: Tensor, tau: float) -> Tensor:
+    """log sigma(s - b) / tau, -inf at masked classes."""
+    live = scores > -torch.inf
+    return torch.where(live, logsigmoid(torch.where(live, scores, 0) - b) / tau, -torch.inf)
 
 
 class Call:
@@ -151,10 +196,10 @@ class Call:
 @pytest.mark.parametrize("case", CASES)
 @members(EXACT)
 def test_every_keyword(member: Member, case: str, backend: str) -> None:
-    given, needs_partition = CASES[case]
+    given, needed = CASES[case]
     for settings in member.examples:
         call = Call(member, settings, given, backend)
-        if needs_partition and not member.log_partition:
+        if needed and not getattr(member, needed):
             with pytest.raises(ArgumentError, match=r"no meaning|pass one row for each positive"):
                 call.loss()
             continue
@@ -197,29 +242,39 @@ def statistics(call: Call) -> dict[str, Tensor]:
     cap = call.given["softcap"]
     scores = torch.where(scores > -torch.inf, cap * torch.tanh(scores / cap), scores)
     rows: dict[str, list[float]] = {name: [] for name in STATISTICS}
-    for s, row in zip(scores, problem.target, strict=True):
+    for n, (s, row) in enumerate(zip(scores, problem.target, strict=True)):
         ids = row[row >= 0].unique()
         if not len(ids):
-            found = {name: float("nan") for name in STATISTICS} | {"argmax": -100, "correct": 0, "support": 0}
+            found: dict[str, Any] = {name: float("nan") for name in STATISTICS} | {
+                "argmax": -100,
+                "correct": 0,
+                "support": 0,
+            }
         else:
             t = problem.weight[ids] / problem.weight[ids].sum()
-            found = row_statistics(call, s, ids, t)
-        for name, value in found.items():
-            rows[name].append(float(value))
+            found = row_statistics(call, s, ids, t, bound(call, n, s))
+        for name in STATISTICS:
+            rows[name].append(float(found.get(name, 0)))
     return {name: torch.tensor(values, dtype=torch.float64) for name, values in rows.items()}
 
 
-def row_statistics(call: Call, s: Tensor, ids: Tensor, t: Tensor) -> dict[str, Any]:
+def row_statistics(call: Call, s: Tensor, ids: Tensor, t: Tensor, b: Tensor) -> dict[str, Any]:
     """Those of a row with positives `ids` of weights t, which sum to 1."""
     member, settings = call.member, call.settings
     if member.needs_label:  # a map for each positive
         p = torch.stack([member.map(s, y, **settings)[y] for y in ids])  # type: ignore[misc]
         best = int(s.argmax())
         nothing = dict.fromkeys(STATISTICS, 0.0)
-        return nothing | {"nll": -(t * p.log()).sum(), "argmax": best, "correct": best in ids}
-    p = member.map(s, **settings)  # type: ignore[misc]
+        found = {"nll": -(t * p.log()).sum(), "target_prob": (t * p).sum(), "argmax": best, "correct": best in ids}
+        return nothing | found
+    if member.map is None:
+        best = int(s.argmax())
+        return {"argmax": best, "correct": best in ids}
+    p = member.map(s, **settings)
     best = int(p.argmax())
     partition = torch.logsumexp(s, 0)
+    if member.name == "talos":
+        partition = log_h(s, b, settings["tau"]).logsumexp(0)
     if "order" in settings:
         partition = (taylor_exp(s, settings["order"])).sum().log()
     return {
@@ -326,7 +381,12 @@ def test_bad_values_are_refused(given: dict[str, Any], error: type[Exception], w
 
 def test_what_has_no_meaning_is_refused_with_a_reason() -> None:
     input, vectors, target = torch.zeros(4, DIM), torch.zeros(CLASSES, DIM), torch.arange(4)
-    for name, keyword in (("sparsemax", "decoupled"), ("rankmax", "decoupled"), ("rg", "normalize")):
+    for name, keyword in (
+        ("sparsemax", "decoupled"),
+        ("rankmax", "decoupled"),
+        ("softmax", "bound"),
+        ("rg", "normalize"),
+    ):
         with pytest.raises(ArgumentError, match=f"`{keyword}` has no meaning for {name}: "):
             manymax.linear_loss(name, input, vectors, target, **{keyword: True})
     for keyword in ("temperature", "row_weight", "stats"):

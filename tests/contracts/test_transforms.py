@@ -46,14 +46,14 @@ def masked() -> Tensor:
 # Derivatives -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", cases())
+@pytest.mark.parametrize("case", cases(derivatives=True))
 def test_derivatives_of_the_map(case: Case) -> None:
     scores = generic().requires_grad_()
     assert gradcheck(lambda s: case.probs(s, IDS), scores)
     assert gradgradcheck(lambda s: case.probs(s, IDS), scores)
 
 
-@pytest.mark.parametrize("case", cases())
+@pytest.mark.parametrize("case", cases(derivatives=True))
 @pytest.mark.parametrize("kind", TARGETS)
 def test_derivatives_of_the_loss(case: Case, kind: str) -> None:
     if kind not in targets(case):
@@ -69,7 +69,7 @@ def test_derivatives_of_the_loss(case: Case, kind: str) -> None:
         assert gradgradcheck(loss, scores, fast_mode=True)
 
 
-@pytest.mark.parametrize("case", cases())
+@pytest.mark.parametrize("case", cases(derivatives=True))
 def test_derivatives_in_long_rows(case: Case) -> None:
     # Rows of 600 classes take another way than short ones. Along one direction for each row, peaked, flat and in
     # between: a whole numerical Jacobian would take a minute.
@@ -92,7 +92,7 @@ def test_derivatives_in_long_rows(case: Case) -> None:
         assert gradgradcheck(at_classes, x)
 
 
-@pytest.mark.parametrize("case", cases())
+@pytest.mark.parametrize("case", cases(derivatives=True))
 def test_create_graph_gives_a_real_second_derivative(case: Case) -> None:
     scores = generic(1, 4)[0].requires_grad_()
     for function in (lambda s: case.loss(s, torch.tensor(1)), lambda s: case.probs(s, torch.tensor(1)).square().sum()):
@@ -222,7 +222,7 @@ def test_gradients_of_constants_under_vmap(case: Case) -> None:
             torch.testing.assert_close(torch.func.grad(total, argnums=1)(WEIGHT, sparse), expected)
 
 
-@pytest.mark.parametrize("case", cases())
+@pytest.mark.parametrize("case", cases(mapped=True))
 def test_vmap_of_the_map_is_a_loop(case: Case) -> None:
     for classes in (5, 600):
         scores = normal(3, classes, seed=2)
@@ -232,7 +232,7 @@ def test_vmap_of_the_map_is_a_loop(case: Case) -> None:
         torch.testing.assert_close(nested, loop.expand(2, 3, classes))
 
 
-@pytest.mark.parametrize("case", cases())
+@pytest.mark.parametrize("case", cases(derivatives=True))
 def test_jacrev_and_jacrev_of_jacrev(case: Case) -> None:
     scores, label = generic(1, 4)[0], torch.tensor(2)
 
@@ -297,7 +297,7 @@ def assert_compiles(compiled: Callable[[Tensor], Tensor], eager: Callable[[Tenso
     torch.testing.assert_close(grad, torch.autograd.grad(expected, theirs, upstream)[0], rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("case", slow_but_first(cases()))
+@pytest.mark.parametrize("case", slow_but_first(cases(mapped=True)))
 def test_map_compiles(case: Case, compiler: Callable[..., Any]) -> None:
     function = lambda s: case.probs(s, IDS)  # noqa: E731
     assert_compiles(compiler(function, "aot_eager"), function, normal(3, 600, dtype=torch.float32))

@@ -17,7 +17,7 @@ from tests.heads.plain import Problem, agree, upstream
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 
 
-SAMPLED = ("SampledSoftmax", "NCE", "BPR", "BCE")
+SAMPLED = ("SampledSoftmax", "NCE", "BPR", "BCE", "GBCE")
 
 
 def uneven(num_classes: int, ranks: int) -> list[int]:

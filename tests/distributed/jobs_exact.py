@@ -24,7 +24,8 @@ BACK_ENDS = ("torch", "auto") if native_library.available() else ("torch",)
 
 def exact_options(name: str) -> list[dict[str, Any]]:
     """All combinations of reduction, multilabel mode, smoothing and class weights."""
-    smoothing = (0.0,) if name == "Rankmax" else (0.0, 0.25)
+    takes = getattr(manymax.heads, f"Linear{name}Loss").member.takes
+    smoothing = (0.0, 0.25) if takes.smoothing else (0.0,)
     choices = itertools.product(("sum", "normalized"), smoothing, (False, True), ("mean", "sum", "none"))
     names = ("multilabel", "label_smoothing", "weighted", "reduction")
     return [dict(zip(names, choice, strict=True)) for choice in choices]

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+import manymax
 from manymax import LossResult
 from manymax.distributed import ShardedHead
 from tests.distributed.compare import SAMPLED, make_head, uneven
@@ -17,7 +18,7 @@ from tests.distributed.jobs_exact import BACK_ENDS
 from tests.heads.plain import make_problem, make_target
 
 ROWS, CLASSES = 11, 67
-# Keywords of heads with a partition function, of all heads, and of heads that draw.
+# Keywords of heads with a partition function, of all heads, of heads with a bound, and of heads that draw.
 OF_SUMS: list[dict[str, Any]] = [{"decoupled": True}, {"z_loss": 0.2}, {"exclude": "positives"}]
 OF_ALL: list[dict[str, Any]] = [
     {"temperature": 0.6, "normalize": True},
@@ -25,6 +26,7 @@ OF_ALL: list[dict[str, Any]] = [
     {"exclude": True, "normalize": True, "softcap": 3.0},
     {"row_weight": True, "num_items": 5},
 ]
+OF_BOUNDS: list[dict[str, Any]] = [{"bound": True, "exclude": "positives"}]
 OF_DRAWS: list[dict[str, Any]] = [{"negatives": True}, {"shared": True, "negatives": True, "exclude": True}]
 
 
@@ -32,7 +34,8 @@ def every_keyword(group: dist.ProcessGroup, name: str, setting: Mapping[str, Any
     """Each keyword with rows of several positives, masked classes and uneven shards; value, gradients, statistics."""
     problem = make_problem(ROWS, num_classes=CLASSES, masked=True)
     target = make_target("padded ids", ROWS, num_classes=CLASSES)
-    cases = [*OF_ALL, *(OF_SUMS if "Softmax" in name and "Taylor" not in name else [])]
+    member = getattr(manymax.heads, f"Linear{name}Loss").member
+    cases = [*OF_ALL, *(OF_SUMS if member.log_partition else []), *(OF_BOUNDS if member.bounded else [])]
     cases += OF_DRAWS if name in SAMPLED else [{"stats": True}]
     for index, case in enumerate(cases):
         kept, per_call = split(case, target)
@@ -64,6 +67,7 @@ def split(case: Mapping[str, Any], target: Tensor) -> tuple[dict[str, Any], dict
         if case.get("exclude") == "positives"
         else lists.masked_fill(own, -100),
         "negatives": lists,
+        "bound": torch.linspace(-1, 2, ROWS, dtype=torch.float64),
         "row_weight": torch.rand(ROWS, generator=random, dtype=torch.float64),
         "num_items": case.get("num_items"),
     }

@@ -50,7 +50,7 @@ def sampled_options(group: dist.ProcessGroup, name: str, settings: Mapping[str, 
         problem, target = make_problem(2, 5, num_classes=9), make_target("padded ids", 2, 5, num_classes=9)
         weight = class_weights(9) if weighted else None
         options = {"reduction": reduction, "multilabel": multilabel, "weight": weight}
-        if name in ("SampledSoftmax", "NCE"):
+        if name in ("SampledSoftmax", "NCE") and settings.get("correction") != "corrected_logq":
             options["hit_policy"] = hit_policy
         sampler = {"name": "popularity" if index % 3 else "uniform"}
         sizes = uneven(9, dist.get_world_size(group))

@@ -23,6 +23,7 @@ HEADS = {
     "softmax": "Softmax",
     "taylor_softmax": "TaylorSoftmax",
     "rankmax": "Rankmax",
+    "psl": "Psl",
     "rg": "RG",
     "sampled_softmax": "SampledSoftmax",
     "nce": "NCE",
@@ -31,13 +32,19 @@ HEADS = {
 }
 
 
-@pytest.mark.parametrize("member", HEADS)
+# What these exchange grows with the ranks: each sends the K best of its classes.
+LISTS = {"sl_at_k": "SlAtK", "talos": "Talos"}
+
+
+@pytest.mark.parametrize("member", [*HEADS, *LISTS])
 def test_as_many_sums_and_bytes_as_predicted(pool: Pool, member: str) -> None:
     """Exact, but for threshold searches: they need between half and twice the 8 steps that are predicted."""
     for batch, num_classes, positives in ((40, 300, 1), (70, 3000, 3)):
         shape = Shape(batch=batch, num_classes=num_classes, dim=6, positives=positives)
         expected = traffic(member, shape, 2)
-        for sums, size in pool.run(2, jobs_messages.step_traffic, HEADS[member], batch, num_classes, positives):
+        for sums, size in pool.run(
+            2, jobs_messages.step_traffic, {**HEADS, **LISTS}[member], batch, num_classes, positives
+        ):
             if member in ("sparsemax", "entmax"):
                 assert 0.5 <= sums / expected.sums <= 2
                 assert 0.5 <= size / expected.bytes <= 2

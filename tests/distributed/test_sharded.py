@@ -26,6 +26,9 @@ EXACT: list[tuple[str, dict[str, Any]]] = [
     ("Rankmax", {}),
     ("TaylorSoftmax", {"order": 2}),
     ("TaylorSoftmax", {"order": 6}),
+    ("SlAtK", {"k": 4, "gate_temperature": 0.7}),
+    ("Talos", {"k": 4, "tau": 0.6}),
+    ("Psl", {"activation": "relu", "tau": 0.4}),
     ("RG", {}),
 ]
 KINDS = ("ids", "padded ids", "bool rows", "float rows")
@@ -35,9 +38,11 @@ SAMPLED: list[tuple[str, dict[str, Any]]] = [
     ("NCE", {"learnable": True, "log_z": 0.3}),
     ("BPR", {}),
     ("BCE", {}),
+    ("GBCE", {"t": 0.5}),
 ]
 DEBIASED: list[tuple[str, dict[str, Any]]] = [
     ("SampledSoftmax", {"correction": "partition"}),
+    ("SampledSoftmax", {"correction": "corrected_logq"}),
     ("SampledSoftmax", {"correction": "partition", "debias": "delta"}),
     ("SampledSoftmax", {"correction": "partition", "debias": "jackknife"}),
 ]
@@ -56,10 +61,11 @@ def members(rows: list[tuple[str, dict[str, Any]]], quick: tuple[str, ...] | Non
 def test_every_option(pool: Pool, name: str, setting: dict[str, Any], ranks: int) -> None:
     """Each kind of target gets a quarter of the combinations of options, a different one per number of ranks."""
     for index, kind in enumerate(KINDS):
-        if kind == "float rows" and name == "Rankmax":
+        takes = getattr(manymax.heads, f"Linear{name}Loss").member.takes
+        if kind == "float rows" and not takes.float_rows:
             continue
         tried = pool.run(ranks, jobs_exact.every_option, name, kind, setting, (index + ranks) % 4)
-        assert tried == [3 if name == "Rankmax" else 6] * ranks
+        assert tried == [6 if takes.smoothing else 3] * ranks
 
 
 @members([row for row in EXACT + SAMPLED if row[0] != "RG"], quick=("Softmax", "Entmax-1.5", "SampledSoftmax", "BCE"))
@@ -75,7 +81,13 @@ def test_supports_of_all_sizes(pool: Pool, name: str, setting: dict[str, Any]) -
 
 NATIVE: list[tuple[str, dict[str, Any]]] = [
     *(("Entmax", {"alpha": alpha}) for alpha in (1.01, 1.3, 1.5, 1.7)),
-    *(("Softmax", {}), ("Sparsemax", {}), ("Rankmax", {}), ("Entmax", {"alpha": 1.1, "learnable": True})),
+    *(
+        ("Psl", {"activation": "atan", "tau": 0.3}),
+        ("Softmax", {}),
+        ("Sparsemax", {}),
+        ("Rankmax", {}),
+        ("Entmax", {"alpha": 1.1, "learnable": True}),
+    ),
 ]
 
 
