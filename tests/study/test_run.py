@@ -98,6 +98,14 @@ def test_a_finished_run_is_not_done_again(prepared: Prepared, tmp_path: Path) ->
     assert events.heard == []
 
 
+def test_a_checkpoint_left_behind_by_a_kill_after_the_record_is_deleted(prepared: Prepared, tmp_path: Path) -> None:
+    config = RunConfig(**TINY)
+    run(config, tmp_path, prepared=prepared)
+    (tmp_path / "checkpoint.safetensors").write_bytes(b"written before the record")
+    assert run(config, tmp_path).status == "done"
+    assert not (tmp_path / "checkpoint.safetensors").exists()
+
+
 def test_the_same_settings_give_the_same_bits(prepared: Prepared, tmp_path: Path) -> None:
     config = RunConfig(**SAMPLED)
     for name in ("a", "b"):

@@ -102,6 +102,7 @@ def run(
             " torchrun."
         )
     if (found := finished(config, folder)) is not None:  # before the data is prepared, which may take minutes
+        _clear_remains(folder)
         return found
     choose_backend(config, folder / CHECKPOINT)  # an error now, if there is one, rather than after these minutes
     start, reporter = time.perf_counter(), progress or ProgressReporter()
@@ -146,6 +147,14 @@ def finished(config: RunConfig, folder: Path) -> Record | None:
         return None
     check_data_files(config, record, folder)
     return record
+
+
+def _clear_remains(folder: Path) -> None:
+    """Delete what a process killed just after the record was written has left behind, if the folder can be written."""
+    if (folder / CHECKPOINT).exists():
+        with contextlib.suppress(ManymaxError, OSError), locked(folder):
+            remove_partial(folder)
+            (folder / CHECKPOINT).unlink(missing_ok=True)
 
 
 def check_data_files(config: RunConfig, record: Record, folder: Path) -> None:
@@ -332,7 +341,7 @@ def _write_outcome(supervisor: TrainingSupervisor, folder: Path, prepared: Prepa
     """Write `epochs.parquet` and `record.json`, then delete the checkpoint of a finished run.
 
     In this order: the record says that everything else is there. A kill before the record leaves a run that continues
-    from its checkpoint; a kill after it leaves a checkpoint that is never read.
+    from its checkpoint; a kill after it leaves a checkpoint that the next start deletes.
     """
     state, split = supervisor.state, prepared.split
     best = next((row for row in state.rows if row["epoch"] == state.best_epoch), {})
