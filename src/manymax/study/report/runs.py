@@ -115,12 +115,16 @@ def _users(path: Path, metric: str) -> tuple[Array, Array] | None:
 
 @dataclass(frozen=True)
 class Study:
-    """All runs below a folder: those with a record, those under way, and what cannot be read, with the reason."""
+    """All runs below a folder: those with a record, those under way, and what cannot be read, with the reason.
+
+    `never_started` is the number of planned runs that have no folder yet.
+    """
 
     runs: tuple[Run, ...]
     title: str
     unfinished: tuple[Path, ...] = ()
     unreadable: tuple[str, ...] = ()
+    never_started: int = 0
 
     @property
     def done(self) -> list[Run]:

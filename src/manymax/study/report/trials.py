@@ -128,7 +128,7 @@ def _trial(group: list[Run], names: Mapping[tuple[str, str], str], siblings: Seq
     by_gradient = settings.get("solver", "gradient") == "gradient"
     varied = {key: settings.get(key) for key in siblings[0]}
     return Trial(
-        data=names[_data_place(settings)],
+        data=names[data_place(settings)],
         backbone=settings["backbone"],
         loss=settings["loss"],
         label=loss_label(settings["loss"], _telling(varied, siblings)),
@@ -160,7 +160,7 @@ def _varied_settings(siblings: Sequence[Settings]) -> list[dict[str, Any]]:
     """
     shown_elsewhere = {"data", "name", "backbone", "loss", "lr", "seed", *DATA_SETTINGS, *STOPPING_SETTINGS}
     varying = []
-    known: list[tuple[str, ...]] = [_data_place(settings) for settings in siblings]
+    known: list[tuple[str, ...]] = [data_place(settings) for settings in siblings]
     others = (key for settings in siblings for key in settings if key not in shown_elsewhere)
     for key in dict.fromkeys(("debias", *others, "lr", *STOPPING_SETTINGS)):
         with_key = [(*parts, repr(settings.get(key))) for parts, settings in zip(known, siblings, strict=True)]
@@ -215,7 +215,7 @@ def data_name(settings: Settings) -> str:
 
 def _data_names(runs: Iterable[Run]) -> dict[tuple[str, str], str]:
     """A name for the data of each backbone: that of the set, or its path if two sets share it, and varied filters."""
-    sets = {_data_place(run.settings): run.settings for run in runs}
+    sets = {data_place(run.settings): run.settings for run in runs}
     names = {}
     for key, settings in sets.items():
         name = data_name(settings)
@@ -230,7 +230,7 @@ def _data_names(runs: Iterable[Run]) -> dict[tuple[str, str], str]:
     return names
 
 
-def _data_place(settings: Settings) -> tuple[str, str]:
+def data_place(settings: Settings) -> tuple[str, str]:
     """The data with its filters, and the backbone."""
     return repr([settings["data"], *(settings.get(key) for key in DATA_SETTINGS)]), str(settings["backbone"])
 
@@ -279,6 +279,24 @@ def at_best_rates(made: Iterable[Trial], metric: str) -> list[Trial]:
         if key not in best or validation_merit(trial, metric) > validation_merit(best[key], metric):
             best[key] = trial
     return list(best.values())
+
+
+def chosen(made: Iterable[Trial], metric: str) -> list[Trial]:
+    """For each data set, backbone, loss and solver the trial that is best on the validation part.
+
+    Of a loss whose trials have different numbers of seeds, those with the most count: a search runs its best settings
+    with further seeds, and a single seed of any other may have been lucky.
+    """
+    best: dict[tuple[str, ...], Trial] = {}
+    for trial in made:
+        key = (*trial.place, trial.loss, str(trial.settings.get("solver")))
+        if key not in best or _standing(trial, metric) > _standing(best[key], metric):
+            best[key] = trial
+    return list(best.values())
+
+
+def _standing(trial: Trial, metric: str) -> tuple[int, float]:
+    return len(trial.runs), validation_merit(trial, metric)
 
 
 def validation_merit(trial: Trial, metric: str) -> float:

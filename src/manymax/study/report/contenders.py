@@ -1,0 +1,109 @@
+"""The losses of a study on one data set and backbone, each at the settings that are best on the validation part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from manymax.members import BASELINE
+from manymax.study.report.intervals import Interval, difference
+from manymax.study.report.runs import Run
+from manymax.study.report.significance import SIGNIFICANCE_LEVEL, holm
+from manymax.study.report.trials import Trial, chosen, direction, validation_merit
+
+
+@dataclass(frozen=True, eq=False)
+class Contender:
+    """A loss with the settings that are best for it on the validation part.
+
+    trial: its runs, which differ in the seed.
+    metric: what decides.
+    gain: how many per cent it is better than softmax on the test part; None for softmax itself and without softmax.
+    behind: how many per cent it is better than the winner, as a rule below 0; None for the winner.
+    p: of no difference to the winner, by Holm's correction for all that are compared with it; None if not known.
+    """
+
+    trial: Trial
+    metric: str
+    gain: Interval | None = None
+    behind: Interval | None = None
+    p: float | None = None
+
+    @property
+    def loss(self) -> str:
+        """Its name, with that of the solver where that is not gradient descent."""
+        solver = self.trial.settings.get("solver", "gradient")
+        return self.trial.loss if solver == "gradient" else f"{self.trial.loss} ({solver})"
+
+    @property
+    def chosen_settings(self) -> dict[str, Any]:
+        """Its learning rate and the settings that vary among the trials of its loss."""
+        rate = {} if self.trial.lr is None else {"lr": self.trial.lr}
+        known = {name: value for name, value in self.trial.varied.items() if value is not None and name != "solver"}
+        return rate | known
+
+    @property
+    def settings_text(self) -> str:
+        """The chosen settings in words: "lr=0.01 temperature=0.2"."""
+        return " ".join(f"{name}={setting_text(value)}" for name, value in self.chosen_settings.items())
+
+    @property
+    def valid(self) -> float | None:
+        """The mean over seeds of the metric on the validation part."""
+        return self.trial.mean(self.metric, "valid")
+
+    @property
+    def test(self) -> float | None:
+        """The mean over seeds of the metric on the test part."""
+        return self.trial.mean(self.metric)
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds of training, early stopping included; the mean over seeds."""
+        return self.trial.average(lambda record: record.seconds.get("training"))
+
+    @property
+    def memory_mb(self) -> float | None:
+        """The largest amount of memory of the process; the mean over seeds."""
+        return self.trial.average(lambda record: record.peak_memory_mb)
+
+    @property
+    def model(self) -> Run:
+        """The run, of those with different seeds, that is best on the validation part."""
+        sign = direction(self.metric)
+        return max(self.trial.runs, key=lambda run: sign * (run.record.valid.get(self.metric) or 0.0))
+
+    @property
+    def tied(self) -> bool:
+        """Whether the difference to the winner may be chance; False where nothing tells (`p` is None)."""
+        return self.p is not None and self.p >= SIGNIFICANCE_LEVEL
+
+
+def setting_text(value: Any) -> str:
+    """A value of a setting, a number without needless digits.
+
+    >>> setting_text(0.010), setting_text("users")
+    ('0.01', 'users')
+    """
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def contenders(own: Sequence[Trial], metric: str) -> tuple[Contender, ...]:
+    """The losses of the trials of one data set and backbone, best on the validation part first."""
+    ranked = sorted(chosen(own, metric), key=lambda trial: -validation_merit(trial, metric))
+    ranked = [trial for trial in ranked if trial.mean(metric, "valid") is not None]
+    baseline = next((trial for trial in ranked if trial.loss == BASELINE.name), None)
+    behind = [difference(trial, ranked[0], metric) for trial in ranked[1:]]
+    tested = [each for each in behind if each is not None and each.known]
+    corrected = dict(zip(map(id, tested), holm([each.p for each in tested]), strict=True))
+    return tuple(
+        Contender(
+            trial,
+            metric,
+            gain=None if baseline is None or trial is baseline else difference(trial, baseline, metric),
+            behind=each,
+            p=corrected.get(id(each)),
+        )
+        for trial, each in zip(ranked, [None, *behind], strict=bool(ranked))
+    )
