@@ -13,7 +13,7 @@ from manymax.study.report.contenders import Contender, setting_text
 from manymax.study.report.runs import Run, Study
 from manymax.study.report.trials import data_place, direction
 
-WIDE = 2.0  # per cent: with intervals that reach further than this to each side, there are too few users
+WIDEST_HALF = 2.0  # per cent: with intervals that reach further than this to each side, there are too few users
 MOST_NAMES = 4  # that a sentence lists before it counts the others
 
 
@@ -79,7 +79,7 @@ def _users(contenders: Sequence[Contender]) -> Iterator[str]:
     if not any(each.users for each in reaches) and reaches:
         yield "The metrics of single users were not kept: intervals are over seeds alone."
     halves = [(each.high - each.low) / 2 for each in reaches if each.known]
-    if any(each.tied for each in contenders) and (half := median(halves)) > WIDE:
+    if any(each.tied for each in contenders) and (half := median(halves)) > WIDEST_HALF:
         users = max(each.users for each in reaches)
         sample = f"{users:,} test users" if users else "these seeds"
         yield f"Too little data to tell losses apart that differ by less than {half:.1f} %: {sample}."
