@@ -14,6 +14,9 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from tests.exact import INF, Case, cases, labels, normal
 
+# torch's own, for forward derivatives.
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+
 IDS = torch.tensor([0, 3, 4])
 LISTS = torch.tensor([[0, 3, -100], [2, -100, -100], [4, 1, 0]])
 HOT = torch.tensor([[1, 0, 0, 1, 0], [0, 0, 1, 0, 0], [1, 1, 0, 0, 1]]).bool()
@@ -67,6 +70,16 @@ def test_derivatives_of_the_loss(case: Case, kind: str) -> None:
 
         assert gradcheck(loss, scores, fast_mode=True)
         assert gradgradcheck(loss, scores, fast_mode=True)
+
+
+@pytest.mark.parametrize("case", cases(derivatives=True))
+@pytest.mark.slow
+def test_forward_mode_and_batched_gradients(case: Case) -> None:
+    scores = generic().requires_grad_()
+    modes = {"check_forward_ad": True, "check_batched_grad": True, "check_batched_forward_grad": True}
+    for function in (case.probs, case.loss):
+        assert gradcheck(lambda s, function=function: function(s, IDS), scores, **modes)
+        assert gradgradcheck(lambda s, function=function: function(s, IDS), scores, check_fwd_over_rev=True)
 
 
 @pytest.mark.parametrize("case", cases(derivatives=True))
@@ -152,6 +165,22 @@ def test_backward_leaves_its_inputs_alone() -> None:
 
 
 # torch.func --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", cases())
+def test_hessians_by_forward_mode_and_of_many_vectors_at_once(case: Case) -> None:
+    """Forward over reverse, and `vectorize=True`, which runs one backward for a batch of vectors."""
+    for classes, target in ((5, IDS), (5, LISTS), (600, IDS)):
+        scores = normal(3, classes, seed=2)
+
+        def along(x: Tensor, scores: Tensor = scores, target: Tensor = target) -> Tensor:
+            return case.loss(scores + x[:, None] * scores.cos(), target).sin()
+
+        x = torch.zeros(3, dtype=torch.float64)
+        expected = torch.func.jacrev(torch.func.jacrev(along))(x)
+        torch.testing.assert_close(torch.func.hessian(along)(x), expected, rtol=1e-9, atol=1e-12)
+        many = torch.autograd.functional.hessian(along, x, vectorize=True)
+        torch.testing.assert_close(many, expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("case", cases())

@@ -283,7 +283,7 @@ def test_gradients_by_differences(case: HeadCase) -> None:
         return case.head(Problem(*parts), target, reduction="none")
 
     def mean(*parts: Tensor) -> Tensor:
-        return case.head(Problem(*parts), target, options={"retain_graph": True})
+        return case.head(Problem(*parts), target)
 
     for loss in (rows, mean):
         assert torch.autograd.gradcheck(loss, [part.requires_grad_() for part in parts], fast_mode=True)

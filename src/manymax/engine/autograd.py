@@ -26,7 +26,10 @@ from manymax.engine.keywords import Keywords
 from manymax.engine.ranks import Ranks, Shards
 from manymax.engine.row_target import RowTarget
 from manymax.errors import ManymaxError
-from manymax.ops.checks import full_precision, readable
+from manymax.ops.checks import full_precision, readable, refuse_transforms
+
+# PyTorch has no public question for this. Without the private one a head asks for its own option.
+_keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
 
 
 def refuse_second_derivatives(backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,6 +48,11 @@ def refuse_second_derivatives(backward: Callable[..., Any]) -> Callable[..., Any
         return backward(ctx, *grads)
 
     return checked
+
+
+def graph_is_retained() -> bool:
+    """Whether the backward that is running was asked for with `retain_graph=True`; False where torch does not tell."""
+    return _keeps_graph is not None and bool(_keeps_graph())
 
 
 class InDtype(torch.autograd.Function):
@@ -111,13 +119,13 @@ class BlockLoss(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, *unused: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.grads is None:
             raise ManymaxError(
-                "this head computes its gradients in the forward and frees them in the first backward; for a second one"
-                " pass `options={'retain_graph': True}`."
+                "this head computes its gradients in the forward, and the first backward has freed them; for a second"
+                " one pass `retain_graph=True` to the first, or `options={'retain_graph': True}` to the head."
             )
-        grads = ctx.grads
-        if not ctx.retain:
+        grads, keep = ctx.grads, ctx.retain or graph_is_retained()
+        if not keep:
             ctx.grads = None  # nothing else holds them now: autograd may take them over without a copy
-        queries, vectors, *others = (None if g is None else _times(g, grad, ctx.retain) for g in grads)
+        queries, vectors, *others = (None if g is None else _times(g, grad, keep) for g in grads)
         # After the factor from above, so that sums in float32 are rounded once.
         vectors = None if vectors is None else rounded(vectors, ctx.dtype)
         return (queries, vectors, *others, *NOT_TENSORS)
@@ -133,7 +141,7 @@ def _with_stats(ctx: Any, value: Tensor, stats: list[Tensor]) -> Tensor | tuple[
 
 def _times(value: Tensor, factor: Tensor, keep: bool) -> Tensor:
     """value x factor, in place unless `value` must be kept for another backward."""
-    if keep:
+    if keep or not readable(factor):  # the factors of `is_grads_batched=True` are a batch of numbers in one tensor
         return value * factor
     # `loss.backward()` has the factor 1: a pass over (C, d) is saved. Not on a GPU, where looking at it would make the
     # host wait for all work queued so far.
@@ -177,6 +185,7 @@ class BlockRows(torch.autograd.Function):
     @staticmethod
     @refuse_second_derivatives
     def backward(ctx: Any, grad: Tensor, *unused: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_transforms(grad)
         input, linear_weight, linear_bias, _, *saved = ctx.saved_tensors
         target = RowTarget(*saved)
         queries, target = input, replace(target, coefficient=target.factor * grad)

@@ -25,6 +25,7 @@ from manymax.engine.ranks import Ranks
 from manymax.engine.sampled_scores import DrawnKernel, SampledScores, check_values, read_log_q
 from manymax.engine.selected_scores import class_bias, class_scores
 from manymax.errors import ArgumentError, ArgumentTypeError
+from manymax.ops.checks import refuse_transforms
 from manymax.ops.lookup import lookup
 from manymax.ops.matches import Matches
 from manymax.samplers.base import Draw, Sampler
@@ -55,6 +56,7 @@ def sampled_loss(member: Member, call: HeadCall, settings: Mapping[str, Any], dr
         settings: the member's own.
         draws: what to draw.
     """
+    refuse_transforms(call.queries, call.vectors, call.bias)
     kernel: DrawnKernel = member.needed("kernel")(**settings)
     keywords = call.keywords
     check_averages(kernel.gamma is not None, keywords.pair_ids, keywords.pair_averages, keywords.z_loss)

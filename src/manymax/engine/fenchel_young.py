@@ -32,6 +32,7 @@ from manymax.engine.target import (
     row_losses,
 )
 from manymax.ops.checks import check_finite, check_scores, learned, working
+from manymax.ops.forward_mode import differentiable
 from manymax.ops.reduction import reduce
 
 Map = Callable[[Tensor], Tensor]
@@ -66,12 +67,21 @@ class _Conjugate(torch.autograd.Function):
         # The scores and not the probabilities: the backward applies the map to them once more, which autograd follows,
         # so that second derivatives exist.
         ctx.save_for_backward(scores)
+        ctx.save_for_forward(scores)
         ctx.mark_non_differentiable(output[1])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
         (scores,) = ctx.saved_tensors
         return grad.unsqueeze(-1) * ctx.map(scores), None, None
+
+    @staticmethod
+    def tangent(ctx: Any, step: Tensor, *_: None) -> tuple[Tensor, None]:
+        (scores,) = ctx.saved_tensors
+        return (ctx.map(scores) * step).sum(-1), None
+
+
+_conjugate = differentiable(_Conjugate)
 
 
 class FenchelYoung:
@@ -127,7 +137,7 @@ class FenchelYoung:
         if self._potential is not None:  # without ids: total 1 and no sum over positives leave the conjugate
             value, maximum = self._potential(scores, torch.ones_like(scores[..., 0]), None, None)
         else:
-            value, maximum = _Conjugate.apply(scores, self.map, self.omega)
+            value, maximum = _conjugate(scores, self.map, self.omega)
         check_finite(maximum)  # nan, +inf and rows of -inf alone show in the maximum
         return value, maximum
 

@@ -29,7 +29,7 @@ from manymax.engine.row_target import RowTarget, check_live, counted_rows, liste
 from manymax.engine.statistics import LossResult, missing_value
 from manymax.engine.target import Form, SoftTarget, Target, negative_weights, read_target
 from manymax.errors import ArgumentError, ArgumentTypeError
-from manymax.ops.checks import working
+from manymax.ops.checks import refuse_transforms, working
 from manymax.ops.processor import check_bf16
 from manymax.ops.reduction import check_losses, mean_divisor, reduce
 
@@ -270,6 +270,7 @@ def blocked_loss(call: HeadCall, kernel: Kernel) -> Tensor | LossResult:
     Within a block the kernel completes its sums over the ranks. The gradients of what all ranks share (queries and the
     kernel's setting) are completed by autograd, through `ranks.spread`: each rank computes the part of its classes.
     """
+    refuse_transforms(call.queries, call.vectors, call.bias)
     call = call.without_empty_rows()
     keywords, ranks, rows = call.keywords, call.shards.ranks, call.rows()
     factor = call.factor

@@ -33,7 +33,8 @@ class HeadOptions:
         label smoothing, which makes it so: leave it out there. Where supports turn out to be wide, the tensor has all
         rows that are not zero and takes the memory of a dense gradient, and no more: so the type of a gradient does
         not change in the middle of training. `manymax.distributed.RowSparseGradients` averages it over processes.
-    retain_graph: keep the gradients for another backward; otherwise the first backward frees them.
+    retain_graph: keep the gradients for another backward, as `backward(retain_graph=True)` does by itself; else the
+        first backward frees them.
     backend: "auto" runs the native kernel of a member where there is one that serves, and plain torch elsewhere.
         "torch" is plain torch; "native" is an error where the native kernel cannot serve; "native-avx512",
         "native-avx2" and "native-plain" are its levels, each an error where the processor has not got it. The variable

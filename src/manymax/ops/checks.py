@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from manymax.errors import ArgumentError, ArgumentTypeError
+from manymax.errors import ArgumentError, ArgumentTypeError, ManymaxError
 
 # PyTorch has no public question for "is this a fake tensor?" nor for "is this tensor wrapped by vmap, grad or another
 # `torch.func` transform?". The private names below exist in torch 2.6 to 2.13; should a later version move them, the
@@ -29,7 +30,12 @@ else:
 
 
 try:
-    from torch._C._functorch import is_functorch_wrapped_tensor as _is_transformed
+    from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
+
+    def _is_transformed(tensor: Tensor) -> bool:
+        """Whether `tensor` is wrapped by a `torch.func` transform, or by the older vmap of `is_grads_batched=True`."""
+        return is_functorch_wrapped_tensor(tensor) or is_legacy_batchedtensor(tensor)
+
 except ImportError:
 
     def _is_transformed(tensor: Tensor) -> bool:
@@ -84,6 +90,20 @@ def learned(tensor: Tensor) -> bool:
     # `requires_grad` is False inside `torch.func.jvp`, and inside a vmap within `torch.func.grad`, although there is a
     # derivative. So every wrapped tensor counts as learned: a gradient too many costs time, one too few is wrong.
     return tensor.requires_grad or (not torch.compiler.is_compiling() and _is_transformed(tensor))
+
+
+def refuse_transforms(*tensors: Tensor | None) -> None:
+    """Raise for tensors inside of `torch.func` transforms and for dual ones: a head is no function for those."""
+    # Short of a transform both questions are attribute lookups; torch.compile has its own way around a head.
+    if torch.compiler.is_compiling():
+        return
+    given = [tensor for tensor in tensors if tensor is not None]
+    if any(_is_transformed(t) for t in given) or any(forward_ad.unpack_dual(t).tangent is not None for t in given):
+        raise ManymaxError(
+            "a head does not run inside of `torch.func` transforms (grad, jvp, vmap, ...) and has no forward"
+            " derivatives: take the plain loss of the scores, such as `manymax.softmax_loss(input @ linear_weight.T,"
+            " target)`, which has all of them."
+        )
 
 
 def check_scores(scores: Tensor, argument: str = "scores") -> None:

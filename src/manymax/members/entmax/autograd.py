@@ -18,8 +18,9 @@ from torch import Tensor
 
 from manymax.members.entmax.alpha import read_alpha
 from manymax.ops import operators, simplex
-from manymax.ops.checks import visible
+from manymax.ops.checks import readable, visible
 from manymax.ops.deformed import chi, log_of, power
+from manymax.ops.forward_mode import differentiable
 
 
 def _rows(scores: Tensor) -> Tensor:
@@ -32,6 +33,12 @@ def _row_alpha(scores: Tensor, alpha: Tensor) -> Tensor:
     if alpha.ndim == 0:
         return alpha
     return alpha.expand(*scores.shape[:-1], 1).reshape(-1, 1)
+
+
+def _jacobian_times(probs: Tensor, alpha: Tensor, vector: Tensor) -> Tensor:
+    """J v, (..., C), for the symmetric Jacobian J of the map in the scores."""
+    a = power(probs, 2 - alpha)
+    return a * (vector - (a * vector).sum(-1, keepdim=True) / a.sum(-1, keepdim=True))
 
 
 def _alpha_slope(probs: Tensor, alpha: Tensor) -> Tensor:
@@ -76,6 +83,7 @@ class EntmaxMap(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
         ctx.save_for_backward(output[0], inputs[1])
+        ctx.save_for_forward(output[0], inputs[1])
         ctx.mark_non_differentiable(output[1])
 
     @staticmethod
@@ -85,12 +93,24 @@ class EntmaxMap(torch.autograd.Function):
             # Plain first-order use: block by block and in place, which autograd could not follow.
             grad_scores = simplex.vjp(_rows(probs), float(alpha), _rows(grad)).reshape(probs.shape)
         else:
-            a = power(probs, 2 - alpha)
-            grad_scores = a * (grad - (a * grad).sum(-1, keepdim=True) / a.sum(-1, keepdim=True))
+            grad_scores = _jacobian_times(probs, alpha, grad)
         grad_alpha = None
         if ctx.needs_input_grad[1]:
             grad_alpha = _sum_to_alpha((grad * _alpha_slope(probs, alpha)).sum(-1, keepdim=True), alpha)
         return grad_scores, grad_alpha
+
+    @staticmethod
+    def tangent(ctx: Any, step: Tensor | None, alpha_step: Tensor | None) -> tuple[Tensor, None]:
+        probs, alpha = ctx.saved_tensors
+        moved = torch.zeros_like(probs)
+        if step is not None:
+            moved = moved + _jacobian_times(probs, alpha, step)
+        if alpha_step is not None:
+            moved = moved + _alpha_slope(probs, alpha) * alpha_step
+        return moved, None
+
+
+entmax_map = differentiable(EntmaxMap)
 
 
 class EntmaxPotential(torch.autograd.Function):
@@ -113,6 +133,7 @@ class EntmaxPotential(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
         ctx.save_for_backward(*inputs, *output[1:])
+        ctx.save_for_forward(*inputs)
         ctx.mark_non_differentiable(*output[1:])
 
     @staticmethod
@@ -123,10 +144,15 @@ class EntmaxPotential(torch.autograd.Function):
         if twice or ctx.needs_input_grad[1]:
             # The result may be differentiated once more, or alpha's gradient needs p: p comes from a function that
             # autograd knows, at the price of a second search.
-            probs = EntmaxMap.apply(scores, alpha)[0]
+            probs = entmax_map(scores, alpha)[0]
             table = scale.unsqueeze(-1) * probs
             if ctx.needs_input_grad[1]:
                 grad_alpha = _sum_to_alpha(-scale.unsqueeze(-1) * omega_slope(probs, alpha), alpha)
+        elif not readable(grad) and not torch.compiler.is_compiling():
+            # One vector of factors after the other would run the operator as often: the table is computed once.
+            top, levels = maximum.flatten(), log_top.flatten()
+            probs = operators.apply(_rows(scores), _row_alpha(scores, alpha), top, levels, torch.ones_like(top))
+            table = scale.unsqueeze(-1) * probs.reshape(scores.shape)
         else:
             # The levels of the forward are kept, so that p needs no search, and `scale` goes in along the way.
             row_alpha, flat = _row_alpha(scores, alpha), (maximum.flatten(), log_top.flatten(), scale.flatten())
@@ -136,6 +162,24 @@ class EntmaxPotential(torch.autograd.Function):
         in_place = not twice and visible(table)
         table = table.scatter_add_(-1, ids, listed) if in_place else table.scatter_add(-1, ids, listed)
         return table, grad_alpha, None, None, None
+
+    @staticmethod
+    def tangent(
+        ctx: Any, step: Tensor | None, alpha_step: Tensor | None, *_: Tensor | None
+    ) -> tuple[Tensor, None, None]:
+        scores, alpha, total, ids, weights = ctx.saved_tensors
+        probs = entmax_map(scores, alpha)[0]
+        moved = torch.zeros_like(total)
+        if step is not None:
+            # 0 x inf is nan: a padded id names class 0, which may be masked.
+            listed = torch.where(weights != 0, weights * step.gather(-1, ids), 0)
+            moved = moved + total * (probs * step).sum(-1) - listed.sum(-1)
+        if alpha_step is not None:
+            moved = moved - total * (omega_slope(probs, alpha) * alpha_step).squeeze(-1)
+        return moved, None, None
+
+
+entmax_potential = differentiable(EntmaxPotential)
 
 
 def potential(
@@ -155,5 +199,5 @@ def potential(
     if ids is None or weights is None:
         ids = torch.zeros(*scores.shape[:-1], 0, dtype=torch.long, device=scores.device)
         weights = ids.to(scores.dtype)
-    value, maximum, _ = EntmaxPotential.apply(scores, read_alpha(alpha, scores), total, ids, weights)
+    value, maximum, _ = entmax_potential(scores, read_alpha(alpha, scores), total, ids, weights)
     return value, maximum

@@ -23,7 +23,7 @@ from manymax.engine.fenchel_young import FenchelYoung
 from manymax.engine.member import Fact, Facts, Formulas, Learned, Setting
 from manymax.engine.module import ExactLoss
 from manymax.members.entmax.alpha import alpha_from_raw, check_number, raw_from_alpha, read_alpha
-from manymax.members.entmax.autograd import EntmaxMap, potential
+from manymax.members.entmax.autograd import entmax_map, potential
 from manymax.ops.checks import check_finite, check_scores, working
 from manymax.ops.deformed import log_of
 
@@ -50,7 +50,7 @@ def entmax(scores: Tensor, alpha: float | Tensor = 1.5, dim: int = -1) -> Tensor
     """
     check_scores(scores)
     work, dtype = working(scores.movedim(dim, -1))
-    probs, maximum = EntmaxMap.apply(work, read_alpha(alpha, work))
+    probs, maximum = entmax_map(work, read_alpha(alpha, work))
     check_finite(maximum)
     return probs.to(dtype).movedim(-1, dim)
 

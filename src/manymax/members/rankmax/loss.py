@@ -24,6 +24,7 @@ from manymax.engine.module import ExactLoss
 from manymax.engine.target import Form, check_options, check_positives, read_target
 from manymax.errors import ArgumentError
 from manymax.ops.checks import check_finite, check_scores, learned, visible, working
+from manymax.ops.forward_mode import differentiable
 from manymax.ops.reduction import reduce
 
 
@@ -78,6 +79,16 @@ class _Violations(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def tangent(ctx: Any, step: Tensor, _: None) -> Tensor:
+        scores, ids = ctx.saved_tensors
+        sums = []
+        for label, moved in zip(scores.gather(-1, ids).unbind(-1), step.gather(-1, ids).unbind(-1), strict=True):
+            support = scores - label.unsqueeze(-1) > -1
+            sums.append(torch.where(support, step - moved.unsqueeze(-1), 0).sum(-1))
+        return torch.stack(sums, -1) if sums else torch.zeros(ids.shape, dtype=step.dtype, device=step.device)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -91,6 +102,9 @@ class _Violations(torch.autograd.Function):
             total = total + support * g.unsqueeze(-1)
             sizes.append(support.sum(-1))
         return total.scatter_add(-1, ids, -torch.stack(sizes, -1) * grad) if sizes else total, None
+
+
+_violations = differentiable(_Violations)
 
 
 def _all_violations(scores: Tensor) -> Tensor:
@@ -155,7 +169,7 @@ def rankmax_loss(
     read = read_target(Form.of(work), target, weight, ignore_index, multilabel)
     check_finite(work.amax(-1))
     check_positives(read.pick(work))
-    sums = _all_violations(work) if read.ids is None else _Violations.apply(work, read.ids)
+    sums = _all_violations(work) if read.ids is None else _violations(work, read.ids)
     weights = read.weights.to(sums.dtype)
     counts = weights != 0
     if learned(weights):  # a learned weight of 0 has a gradient too, unless its class is masked
