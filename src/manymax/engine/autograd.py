@@ -28,8 +28,15 @@ from manymax.engine.row_target import RowTarget
 from manymax.errors import ManymaxError
 from manymax.ops.checks import full_precision, readable, refuse_transforms
 
-# PyTorch has no public question for this. Without the private one a head asks for its own option.
-_keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+# PyTorch has no public question for "was this backward asked for with `retain_graph=True`?". Where a later version has
+# moved the private one, a second backward needs the head's own option.
+try:
+    from torch._C._autograd import _get_current_graph_task_keep_graph as _keeps_graph
+except ImportError:
+
+    def _keeps_graph() -> bool:
+        """False: torch does not tell."""
+        return False
 
 
 def refuse_second_derivatives(backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -52,7 +59,7 @@ def refuse_second_derivatives(backward: Callable[..., Any]) -> Callable[..., Any
 
 def graph_is_retained() -> bool:
     """Whether the backward that is running was asked for with `retain_graph=True`; False where torch does not tell."""
-    return _keeps_graph is not None and bool(_keeps_graph())
+    return bool(_keeps_graph())
 
 
 class InDtype(torch.autograd.Function):

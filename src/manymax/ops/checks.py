@@ -101,8 +101,8 @@ def refuse_transforms(*tensors: Tensor | None) -> None:
     if any(_is_transformed(t) for t in given) or any(forward_ad.unpack_dual(t).tangent is not None for t in given):
         raise ManymaxError(
             "a head does not run inside of `torch.func` transforms (grad, jvp, vmap, ...) and has no forward"
-            " derivatives: take the plain loss of the scores, such as `manymax.softmax_loss(input @ linear_weight.T,"
-            " target)`, which has all of them."
+            " derivatives: take the plain loss of the scores, which has all of them: the function named as the head,"
+            " without `linear_`, of `input @ linear_weight.T`."
         )
 
 

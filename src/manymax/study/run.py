@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -25,12 +24,11 @@ import torch
 from manymax.errors import ArgumentError, ManymaxError
 from manymax.study.backbones import BACKBONES
 from manymax.study.backbones.base import Settings
-from manymax.study.checkpoint import load_optimizer, optimizer_tensors, read_tensors, write_tensors
+from manymax.study.checkpoint import load_optimizer, optimizer_tensors, read_tensors
 from manymax.study.config import RunConfig
 from manymax.study.data.interactions import PARTS, Split
 from manymax.study.data.load import changed_files
 from manymax.study.data.prepare import Prepared, prepare
-from manymax.study.evaluate import Evaluation, evaluate, popularity
 from manymax.study.files import LOCK, is_partial, locked, read_json, remove_partial, write_json
 from manymax.study.groups import GRADIENT
 from manymax.study.metrics import METRICS
@@ -45,17 +43,14 @@ from manymax.study.records import (
     Record,
     Status,
     checked_file,
-    checksums,
     new_record,
     read_record,
     read_vocabulary,
-    write_epochs,
     write_record,
-    write_users,
-    write_vocabulary,
 )
 from manymax.study.run_head import build_head, choose_backend
 from manymax.study.run_options import LATER_OPTIONS, flat
+from manymax.study.run_outcome import evaluate_part, test_best, write_outcome
 from manymax.study.seeds import generator
 from manymax.study.supervisor import Diverged, ProgressReporter, Pruned, Stopped, TrainingSupervisor
 from manymax.study.train import Model, build_optimizer, follow, train
@@ -274,7 +269,7 @@ def _train_and_test(
     supervisor = TrainingSupervisor(
         config,
         model,
-        lambda: _evaluate(config, model, prepared, "valid").mean,
+        lambda: evaluate_part(config, model, prepared, "valid").mean,
         folder / CHECKPOINT,
         progress=progress,
         checkpoint_seconds=checkpoint_seconds,
@@ -303,72 +298,8 @@ def _train_and_test(
         progress.end()
     # A diverged run is tested too, with the best weights of before. A process killed while testing leaves the last
     # checkpoint of the training and no final record: the next start trains the few remaining steps and tests again.
-    outcome = {} if status in ("stopped", "pruned") else _test_best(supervisor, model, folder, prepared)
-    return _write_outcome(supervisor, folder, prepared, status=status, reason=reason, **outcome)
-
-
-def _evaluate(config: RunConfig, model: Model, prepared: Prepared, part: str) -> Evaluation:
-    cutoffs = config.evaluation.cutoffs
-    if part == "valid" and config.evaluation.monitor is not None:
-        # Each epoch is judged by one metric, and lists for the longest cutoff would take a multiple of its time.
-        cutoffs = (int(config.monitored.partition("@")[2]),)
-    return evaluate(model.backbone, model.head, prepared.split, part, cutoffs=cutoffs, truth=prepared.truth)
-
-
-def _test_best(supervisor: TrainingSupervisor, model: Model, folder: Path, prepared: Prepared) -> dict[str, Any]:
-    """Test the best weights and the popularity ranking, and write what is needed to serve the model.
-
-    Returns:
-        The fields `popularity` and `test` of the record; the latter is missing if the run diverged before its first
-        evaluation.
-    """
-    config, split, found = supervisor.config, prepared.split, {}
-    with supervisor.timed("testing"):
-        baseline = popularity(split, "test", cutoffs=config.evaluation.cutoffs, truth=prepared.truth)
-        found["popularity"] = _finite(baseline.mean)
-        if supervisor.best:
-            model.load_state_dict(supervisor.best)
-            test = _evaluate(config, model, prepared, "test")
-            found["test"] = _finite(test.mean)
-            write_users(folder, prepared.interactions.user_ids[test.users.numpy()], test.per_user)
-            write_tensors(folder / MODEL, supervisor.best, {"hash": config.content_hash()})
-        made = prepared.interactions
-        write_vocabulary(folder, made.user_ids, made.item_ids, split, made.item_titles)
-    return found
-
-
-def _write_outcome(supervisor: TrainingSupervisor, folder: Path, prepared: Prepared, **outcome: Any) -> Record:
-    """Write `epochs.parquet` and `record.json`, then delete the checkpoint of a finished run.
-
-    In this order: the record says that everything else is there. A kill before the record leaves a run that continues
-    from its checkpoint; a kill after it leaves a checkpoint that the next start deletes.
-    """
-    state, split = supervisor.state, prepared.split
-    best = next((row for row in state.rows if row["epoch"] == state.best_epoch), {})
-    record = new_record(
-        supervisor.config,
-        sizes={"users": split.num_users, "items": split.num_items}
-        | {part: getattr(split, part).items.numel() for part in PARTS},
-        card=prepared.card,
-        epochs=state.epoch,
-        best_epoch=state.best_epoch,
-        valid=_finite({name: value for name, value in best.items() if "@" in name}),
-        seconds=state.seconds,
-        backend=state.backend,
-        **outcome,
-    )
-    if state.rows:
-        write_epochs(folder, state.rows)
-    record = record.model_copy(update={"files": checksums(folder)})
-    write_record(folder, record)
-    if record.final:
-        (folder / CHECKPOINT).unlink(missing_ok=True)
-    return record
-
-
-def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    """Metrics with None in place of nan and infinity, which JSON does not have."""
-    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+    outcome = {} if status in ("stopped", "pruned") else test_best(supervisor, model, folder, prepared)
+    return write_outcome(supervisor, folder, prepared, status=status, reason=reason, **outcome)
 
 
 @contextlib.contextmanager
