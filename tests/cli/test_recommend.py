@@ -13,6 +13,8 @@ from typer.testing import CliRunner, Result
 from manymax.cli.app import app
 from manymax.errors import ManymaxError
 from manymax.study.data.planted import plant
+from manymax.study.report.answer import answers
+from manymax.study.report.runs import read_study
 from manymax.study.serve import Served
 
 
@@ -109,3 +111,22 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     result = recommend(str(tmp_path), "--user", "1")
     assert isinstance(result.exception, ManymaxError)
     assert "holds no finished run" in str(result.exception)
+
+
+@pytest.mark.slow
+def test_of_a_study_the_winner_is_used(table: Path, tmp_path: Path) -> None:
+    file, study = tmp_path / "two.toml", tmp_path / "study"
+    file.write_text(
+        f'[settings]\ndata = "{table}"\ncolumns = "user=reader,item=book,time=day"\ndim = 8\nbatch_size = 500\n'
+        'lr = 0.02\n[[grid]]\nloss = "softmax"\nepochs = [1, 6]\npatience = [6, 7]\n',
+        encoding="utf-8",
+    )
+    made = CliRunner().invoke(app, ["study", str(file), "--out", str(study), "--no-report"])
+    assert made.exit_code == 0, made.output
+    (answer,) = answers(read_study(study))
+    of_study, of_run = (recommend(str(folder), "--user", "r007") for folder in (study, answer.winner.model.folder))
+    assert of_study.stdout == of_run.stdout
+    assert "the winner of" in of_study.stderr
+    exported = CliRunner().invoke(app, ["export", str(study)])
+    assert exported.exit_code == 0, exported.output
+    assert (study / "item_vectors.parquet").is_file()

@@ -10,8 +10,9 @@ from manymax import advisor
 from manymax.errors import ArgumentError
 from manymax.members import FAMILY
 from manymax.samplers import SAMPLERS
-from manymax.study.report.runs import read_study
-from manymax.study.report.trials import Trial, at_best_rates, metrics, trials, validation_merit
+from manymax.study.report.runs import Run, read_study
+from manymax.study.report.trials import Trial, at_best_rates, chosen, metrics, trials, validation_merit
+from manymax.study.trials import has_rules
 from manymax.theory.cost import predict_seconds
 
 EQUAL_QUALITY = 0.01  # share of the best value within which losses count as equally good
@@ -19,7 +20,7 @@ EQUAL_QUALITY = 0.01  # share of the best value within which losses count as equ
 
 @dataclass(frozen=True)
 class MeasuredLoss:
-    """A loss of a study at its best learning rate.
+    """A loss of a study at its best learning rate, or as a search has chosen it.
 
     data, backbone, loss: what was trained; `loss` with the settings that tell it from the others.
     valid, test: means over seeds of the metric that ranks.
@@ -52,9 +53,18 @@ def of_study(folder: Path, advice: advisor.Advice) -> tuple[str, list[MeasuredLo
     if not made:
         raise ArgumentError(f"`--study` must be the folder of a study with finished runs; {folder} has none.")
     metric = metrics(made)[0]
-    best = at_best_rates(made, metric)
+    best = _without_trials(at_best_rates(made, metric), chosen(made, metric))
     places = list(dict.fromkeys(trial.place for trial in best))
     return metric, [loss for place in places for loss in _of_place(best, place, metric, advice)]
+
+
+def _without_trials(best: Sequence[Trial], chosen: Sequence[Trial]) -> list[Trial]:
+    """Of each loss that was searched only what was chosen: its trials are no losses to choose among."""
+    return [trial for trial in best if trial in chosen or not any(_is_searched(run) for run in trial.runs)]
+
+
+def _is_searched(run: Run) -> bool:
+    return run.folder is not None and has_rules(run.folder)
 
 
 def _of_place(

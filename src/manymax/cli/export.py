@@ -11,18 +11,17 @@ import pyarrow as pa
 import typer
 from torch import Tensor
 
-from manymax.cli.recommend import note_unchecked
+from manymax.cli.recommend import load_served
 from manymax.errors import ManymaxError, check_choice
 from manymax.study.files import atomic_write
 from manymax.study.records import write_table
-from manymax.study.serve import Served
 
 VECTOR_FORMATS = ("parquet", "npy")
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
-    out: Annotated[Path | None, typer.Option(help="Folder to write to; the run's own folder if left out.")] = None,
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run, or of a study: its winner.")],
+    out: Annotated[Path | None, typer.Option(help="Folder to write to; the given one if left out.")] = None,
     format: Annotated[
         str,
         typer.Option(help="parquet: one file with ids and vectors; npy: an array, and its ids in a parquet file."),
@@ -39,8 +38,7 @@ def export(
       manymax export runs/first --out index --format npy
     """
     check_choice("format", format, VECTOR_FORMATS)
-    served = Served.load(run)
-    note_unchecked(run)
+    served = load_served(run)
     users, items = served.vectors()
     folder = out or run
     try:

@@ -10,11 +10,12 @@ import typer
 
 from manymax.cli.console import open_console, put, put_json, table
 from manymax.study.records import read_record
+from manymax.study.report.answer import winner_folder
 from manymax.study.serve import Served
 
 
 def recommend(
-    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run, or of a study: its winner.")],
     user: Annotated[list[str], typer.Option(help="Id of a user as in the data; may be given several times.")],
     top: Annotated[int, typer.Option(help="How many items to list.")] = 20,
     seen: Annotated[bool, typer.Option(help="Also list items that the user already has.")] = False,
@@ -28,10 +29,10 @@ def recommend(
     \b
     Examples:
       manymax recommend runs/first --user 42
+      manymax recommend studies/choose-ratings --user 42        the loss that was chosen
       manymax recommend runs/first --user anna --user bert --top 5 --json
     """
-    served = Served.load(run)
-    note_unchecked(run)
+    served = load_served(run)
     scores, items = served.recommend(torch.tensor([served.number(name) for name in user]), top, seen=seen)
     lists = [_with_ids(served, *row) for row in zip(scores.tolist(), items.tolist(), strict=True)]
     if json:
@@ -44,6 +45,19 @@ def recommend(
         for rank, found in enumerate(ranked, 1)
     ]
     put(open_console(), table(["user", "rank", "item", *(["title"] if titled else []), "score"], rows))
+
+
+def load_served(folder: Path) -> Served:
+    """The model of a run, or of the winner of a study.
+
+    On stderr it says which run of a study that is.
+    """
+    run = winner_folder(folder)
+    served = Served.load(run)
+    if run != folder:
+        typer.echo(f"{served.config.loss.name}, the winner of {folder}: {run}", err=True)
+    note_unchecked(run)
+    return served
 
 
 def note_unchecked(run: Path) -> None:

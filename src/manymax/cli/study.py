@@ -87,8 +87,8 @@ def study(
     content = read_study_file(file)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        configs = expand(content, **_overrides(set_ or []))
-        found = searches(content, **_overrides(set_ or []))
+        configs = expand(content, **read_overrides(set_ or []))
+        found = searches(content, **read_overrides(set_ or []))
     for warning in caught:
         typer.echo(f"{warning.message}", err=True)
     folder = out or Path("studies") / (file.stem if file else "quick")
@@ -102,7 +102,7 @@ def study(
         return
     start, searching = time.perf_counter(), Searches(found, folder)
     try:
-        with _stoppable(), _engine(engine, address, workers) as chosen, StudyProgress() as watch:
+        with stoppable(), open_engine(engine, address, workers) as chosen, StudyProgress() as watch:
             done = len(configs) - len(to_do)
             finished = f", {done} of them finished before" if done else ""
             total = len(configs) + searching.total
@@ -131,7 +131,8 @@ def study(
         raise typer.Exit(exit_codes.FAILED)
 
 
-def _engine(name: str, address: str | None, workers: int | None) -> AbstractContextManager[Engine]:
+def open_engine(name: str, address: str | None, workers: int | None) -> AbstractContextManager[Engine]:
+    """The engine of this name; the block that it is opened for does the runs."""
     check_choice("engine", name, ("local", "dask"))
     if name == "dask":
         from manymax.study.engines_dask import DaskEngine  # needs the extra `cluster`
@@ -143,7 +144,7 @@ def _engine(name: str, address: str | None, workers: int | None) -> AbstractCont
 
 
 @contextmanager
-def _stoppable() -> Iterator[None]:
+def stoppable() -> Iterator[None]:
     """Let Ctrl-C and `kill` stop the study so that its runs are saved.
 
     The handlers are set here because a shell starts background jobs with Ctrl-C ignored, which processes inherit.
@@ -160,7 +161,7 @@ def _stoppable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _overrides(pairs: list[str]) -> dict[str, object]:
+def read_overrides(pairs: list[str]) -> dict[str, object]:
     """The settings that `--set NAME=VALUE` gives, {name: value}, with a list for several values."""
     overrides: dict[str, object] = {}
     for pair in pairs:

@@ -120,3 +120,16 @@ def test_nothing_is_said_of_a_study_that_is_whole(tmp_path: Path) -> None:
             write_run(tmp_path, loss="rankmax", lr=lr, quality=quality + 0.05, seed=seed, num_users=2000)
     assert the_answer(tmp_path).cautions == ()
     assert the_answer(tmp_path).tied_text() == "nothing: every other loss is behind by more than chance"
+
+
+def test_what_makes_another_loss_of_a_loss_is_compared_and_not_tuned(tmp_path: Path) -> None:
+    for seed in range(2):
+        write_run(tmp_path, loss="softmax", quality=0.30, seed=seed)
+        write_run(tmp_path, loss="softmax", exclude="positives", decoupled=True, quality=0.33, seed=seed)
+        write_run(tmp_path, loss="nce", quality=0.20, seed=seed)
+        write_run(tmp_path, loss="nce", sampler="in_batch", quality=0.25, seed=seed)
+    found = the_answer(tmp_path)
+    names = ["softmax (exclude positives, decoupled)", "softmax", "nce (in_batch)", "nce"]
+    assert [each.loss for each in found.contenders] == names
+    assert found.baseline is found.contenders[1]
+    assert "% over softmax (95 %" in found.headline()

@@ -18,13 +18,16 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from manymax.errors import ArgumentError
 from manymax.members import BASELINE
+from manymax.study.records import RECORD, SETTINGS_FILE
 from manymax.study.report.cautions import Caution, cautions
 from manymax.study.report.contenders import Contender, contenders
-from manymax.study.report.runs import Study
+from manymax.study.report.runs import Study, read_study
 from manymax.study.report.trials import Trial, direction, metrics, trials
 
 
@@ -54,7 +57,7 @@ class Answer:
     @property
     def baseline(self) -> Contender | None:
         """Softmax; None if the study does not have it."""
-        return next((each for each in self.contenders if each.trial.loss == BASELINE.name), None)
+        return next((each for each in self.contenders if each.is_baseline), None)
 
     @property
     def tied(self) -> tuple[Contender, ...]:
@@ -141,6 +144,28 @@ def answers(study: Study) -> tuple[Answer, ...]:
         by_place[trial.place].append(trial)
     found = [_answer(place, own, names[0]) for place, own in by_place.items()]
     return tuple(replace(each, cautions=tuple(cautions(study, each.contenders))) for each in found if each is not None)
+
+
+def winner_folder(folder: Path) -> Path:
+    """The folder of the run to use: that of the winner for a study, and `folder` itself for a single run.
+
+    Raises:
+        ArgumentError: nothing in the study is done, or it has winners on several data sets or backbones.
+    """
+    below = (path.parent for name in (RECORD, SETTINGS_FILE) for path in folder.glob(f"*/{name}"))
+    if (folder / RECORD).exists() or next(below, None) is None:
+        return folder
+    found = answers(read_study(folder))
+    if not found:
+        raise ArgumentError(f"no run in {str(folder)!r} is done yet: `manymax report` says what became of them.")
+    models = {f"{each.data}, {each.backbone}": each.winner.model.folder for each in found}
+    if len(models) > 1:
+        told = "; ".join(f"{name}: {path}" for name, path in models.items())
+        raise ArgumentError(f"{str(folder)!r} has a winner on several data sets or backbones; name the run. {told}.")
+    (model,) = models.values()
+    if model is None:
+        raise ArgumentError(f"{str(folder)!r} holds records without models: give the folder of the study itself.")
+    return model
 
 
 def _answer(place: tuple[str, str], own: Sequence[Trial], metric: str) -> Answer | None:

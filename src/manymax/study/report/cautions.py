@@ -11,7 +11,7 @@ from typing import Any
 
 from manymax.study.report.contenders import Contender, setting_text
 from manymax.study.report.runs import Run, Study
-from manymax.study.report.trials import data_place, direction
+from manymax.study.report.trials import data_place, direction, variant
 
 WIDEST_HALF = 2.0  # per cent: with intervals that reach further than this to each side, there are too few users
 MOST_NAMES = 4  # that a sentence lists before it counts the others
@@ -115,8 +115,7 @@ def _tuned(run: Run) -> str:
 
 
 def _runs_of(each: Contender, here: Iterable[Run]) -> list[Run]:
-    own = each.trial.settings
-    return [run for run in here if all(run.settings.get(name) == own.get(name) for name in ("loss", "solver"))]
+    return [run for run in here if variant(run.settings) == each.loss]
 
 
 def _edges(contenders: Sequence[Contender], here: Sequence[Run]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from manymax.members import BASELINE
 from manymax.study.report.intervals import Interval, difference
 from manymax.study.report.runs import Run
 from manymax.study.report.significance import SIGNIFICANCE_LEVEL, holm
-from manymax.study.report.trials import Trial, chosen, direction, validation_merit
+from manymax.study.report.trials import VARIANT_SETTINGS, Trial, chosen, direction, validation_merit, variant
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,16 +32,20 @@ class Contender:
 
     @property
     def loss(self) -> str:
-        """Its name, with that of the solver where that is not gradient descent."""
-        solver = self.trial.settings.get("solver", "gradient")
-        return self.trial.loss if solver == "gradient" else f"{self.trial.loss} ({solver})"
+        """Its name, with what makes another loss of it: solver, proposal of negatives, what its sums leave out."""
+        return variant(self.trial.settings)
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether others are compared with it: softmax as it is."""
+        return self.loss == BASELINE.name
 
     @property
     def chosen_settings(self) -> dict[str, Any]:
         """Its learning rate and the settings that vary among the trials of its loss."""
         rate = {} if self.trial.lr is None else {"lr": self.trial.lr}
-        known = {name: value for name, value in self.trial.varied.items() if value is not None and name != "solver"}
-        return rate | known
+        known = {name: value for name, value in self.trial.varied.items() if value is not None}
+        return rate | {name: value for name, value in known.items() if name not in VARIANT_SETTINGS}
 
     @property
     def settings_text(self) -> str:
@@ -93,7 +97,7 @@ def contenders(own: Sequence[Trial], metric: str) -> tuple[Contender, ...]:
     """The losses of the trials of one data set and backbone, best on the validation part first."""
     ranked = sorted(chosen(own, metric), key=lambda trial: -validation_merit(trial, metric))
     ranked = [trial for trial in ranked if trial.mean(metric, "valid") is not None]
-    baseline = next((trial for trial in ranked if trial.loss == BASELINE.name), None)
+    baseline = next((trial for trial in ranked if variant(trial.settings) == BASELINE.name), None)
     behind = [difference(trial, ranked[0], metric) for trial in ranked[1:]]
     tested = [each for each in behind if each is not None and each.known]
     corrected = dict(zip(map(id, tested), holm([each.p for each in tested]), strict=True))

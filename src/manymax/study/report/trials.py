@@ -27,6 +27,8 @@ DATA_SETTINGS = ("columns", "size", "preset", "min_rating", "k_core", "split", "
 STOPPING_SETTINGS = ("epochs", "patience", "eval_every")  # they change when a run ends, not what a step does
 BATCHES_OF_OLD_RECORDS = "pairs"  # how batches were made before `batches` was an option
 
+VARIANT_SETTINGS = ("solver", "sampler", "exclude", "decoupled")  # they make another loss of a loss; see `variant`
+
 Settings = Mapping[str, Any]
 
 
@@ -181,6 +183,22 @@ def _telling(varied: Settings, siblings: Sequence[Settings]) -> dict[str, Any]:
     return details
 
 
+def variant(settings: Settings) -> str:
+    """What is minimised: the loss, with what makes another loss of it rather than being tuned.
+
+    That is a solver, another proposal of negatives, and what the sums of a row leave out.
+
+    >>> variant({"loss": "nce", "solver": "gradient", "sampler": "dns"})
+    'nce (dns)'
+    """
+    solver, sampler = settings.get("solver", "gradient"), settings.get("sampler", "uniform")
+    details = [] if solver == "gradient" else [solver]
+    details += [] if sampler == "uniform" else [sampler]
+    details += [f"exclude {settings['exclude']}"] if settings.get("exclude", "none") != "none" else []
+    details += ["decoupled"] if settings.get("decoupled") else []
+    return f"{settings['loss']} ({', '.join(details)})" if details else str(settings["loss"])
+
+
 def loss_position(loss: str) -> int:
     """The place of a loss in tables: members as in `FAMILY`, then reference losses, then losses unknown to both."""
     names = [*FAMILY, *REFERENCE_LOSSES]
@@ -282,14 +300,14 @@ def at_best_rates(made: Iterable[Trial], metric: str) -> list[Trial]:
 
 
 def chosen(made: Iterable[Trial], metric: str) -> list[Trial]:
-    """For each data set, backbone, loss and solver the trial that is best on the validation part.
+    """For each data set, backbone and variant of a loss the trial that is best on the validation part.
 
     Of a loss whose trials have different numbers of seeds, those with the most count: a search runs its best settings
     with further seeds, and a single seed of any other may have been lucky.
     """
     best: dict[tuple[str, ...], Trial] = {}
     for trial in made:
-        key = (*trial.place, trial.loss, str(trial.settings.get("solver")))
+        key = (*trial.place, variant(trial.settings))
         if key not in best or _standing(trial, metric) > _standing(best[key], metric):
             best[key] = trial
     return list(best.values())
