@@ -1,4 +1,4 @@
-"""The exponential, the logarithms and the arctangent of engine/vector_math.h, compiled for each level that runs here.
+"""The exponential, the logarithms, the arctangent and tanh near 0 of engine/vector_math.h, compiled for each level that runs here.
 
 The libraries do not offer these functions, so that a small library is compiled that does. Errors are counted in units
 in the last place of the result, against mpmath.
@@ -41,6 +41,8 @@ EXPORT(float, log1p)
 EXPORT(double, log1p)
 EXPORT(float, atan)
 EXPORT(double, atan)
+EXPORT(float, small_tanh)
+EXPORT(double, small_tanh)
 """
 LEVELS = [level for level in levels_of(native_library.platform.machine()) if level.name in native_library.levels_here()]
 DTYPES = {"float": torch.float32, "double": torch.float64}
@@ -102,9 +104,10 @@ def test_errors_are_a_few_units_in_the_last_place(function: Function, dtype: tor
         "log": torch.cat([normal, share + 0.5, around(0.5**0.5, 2**0.5, 1.0, 2.0, finfo.tiny * 4, dtype=dtype)]),
         "log1p": torch.cat([-small, -share * (1 - 1e-6), small, around(-0.5, -0.29289321881, -1e-3, dtype=dtype)]),
         "atan": torch.cat([-small, 1 / small, 8 * share - 4, around(-(2**0.5) - 1, 2**0.5 - 1, 1.0, dtype=dtype)]),
+        "small_tanh": torch.cat([-small / 2, share - 0.5, around(0.125, dtype=dtype)]),
     }
     for name, x in points.items():
-        exact = [getattr(mp, name)(mp.mpf(value)) for value in x.tolist()]
+        exact = [getattr(mp, name.removeprefix("small_"))(mp.mpf(value)) for value in x.tolist()]
         worst = units(function(name, x), exact)
         assert worst < (3 if name in ("log1p", "atan") else 2), (name, worst)
 

@@ -103,10 +103,11 @@ void multiply(const T* a, int64_t rows, int64_t row_step, int64_t depth_step, co
 #define SHUFFLE(a, b, i, j, k, l) __builtin_shuffle(a, b, Places{i, j, k, l})
 #endif
 
-// panel[i, c] = vectors[c, i] for `size` classes c, 0 for other columns, and i < d. Four classes and four numbers at a
-// time: a number after the other would go to another cache line each.
-template <typename T>
-void transpose(const T* vectors, int64_t size, int64_t d, T* panel) {
+// panel[i, c] = vectors[c, i] factor[c] for `size` classes c, 0 for other columns, and i < d; the factor is 1 where it is
+// null. Four classes and four numbers at a time: a number after the other would go to another cache line each. The
+// factors are on the class vectors, which all rows of the block share, and join them here, where they are in registers.
+template <bool scaled, typename T>
+void transpose(const T* vectors, const T* factor, int64_t size, int64_t d, T* panel) {
   constexpr int64_t width = PANEL<T>;
   typedef T Four __attribute__((vector_size(4 * sizeof(T)), aligned(sizeof(T)), may_alias));
   typedef std::conditional_t<sizeof(T) == 4, int32_t, int64_t> Places __attribute__((vector_size(4 * sizeof(T))));
@@ -115,10 +116,13 @@ void transpose(const T* vectors, int64_t size, int64_t d, T* panel) {
   for (; c + 4 <= size; c += 4) {
     const T* const from = vectors + c * d;
     T* const to = panel + c;
+    const Four of_classes = scaled ? *reinterpret_cast<const Four*>(factor + c) : Four{};
     int64_t i = 0;
     for (; i + 4 <= d; i += 4) {
       const auto four = [&](int64_t k) { return *reinterpret_cast<const Four*>(from + k * d + i); };
-      const auto put = [&](int64_t k, Four value) { *reinterpret_cast<Four*>(to + (i + k) * width) = value; };
+      const auto put = [&](int64_t k, Four value) {
+        *reinterpret_cast<Four*>(to + (i + k) * width) = scaled ? value * of_classes : value;
+      };
       const Four a = four(0), b = four(1), e = four(2), f = four(3);
       const Four ab = SHUFFLE(a, b, 0, 4, 1, 5), ef = SHUFFLE(e, f, 0, 4, 1, 5);  // a0 b0 a1 b1, e0 f0 e1 f1
       put(0, SHUFFLE(ab, ef, 0, 1, 4, 5));
@@ -128,10 +132,11 @@ void transpose(const T* vectors, int64_t size, int64_t d, T* panel) {
       put(3, SHUFFLE(ba, fe, 2, 3, 6, 7));
     }
     for (; i < d; ++i)
-      for (int64_t k = 0; k < 4; ++k) to[i * width + k] = from[k * d + i];
+      for (int64_t k = 0; k < 4; ++k) to[i * width + k] = from[k * d + i] * (scaled ? factor[c + k] : T(1));
   }
   for (; c < width; ++c)
-    for (int64_t i = 0; i < d; ++i) panel[i * width + c] = c < size ? vectors[c * d + i] : T(0);
+    for (int64_t i = 0; i < d; ++i)
+      panel[i * width + c] = c < size ? vectors[c * d + i] * (scaled ? factor[c] : T(1)) : T(0);
 }
 
 // Add the bias to the scores of a group, if there is one; returns their maximum, or +inf if one is nan: a comparison
@@ -181,18 +186,11 @@ void all_scores(const T* input, int64_t n, int64_t d, const T* vectors, const T*
     for (int64_t begin = 0; begin < groups; begin += chunk) {
       for (int64_t g = begin; g < std::min(groups, begin + chunk); ++g) {
         const int64_t first = g * GROUP, size = std::min(GROUP, classes - first);
-        for (int64_t c = 0; c < GROUP; c += PANEL<T>)
-          transpose(vectors + (first + c) * d, std::clamp<int64_t>(size - c, 0, PANEL<T>), d, panels.data() + c * d);
-        if (factor) {
-          // On the class vectors, which all rows of the block share: n times fewer numbers than scores.
-          for (int64_t c = 0; c < size; c += PANEL<T>) {
-            const int64_t some = std::min(PANEL<T>, size - c);
-            for (int64_t i = 0; i < d; ++i) {
-              T* const row = panels.data() + c * d + i * PANEL<T>;
-#pragma omp simd
-              for (int64_t k = 0; k < some; ++k) row[k] *= factor[first + c + k];
-            }
-          }
+        for (int64_t c = 0; c < GROUP; c += PANEL<T>) {
+          const int64_t some = std::clamp<int64_t>(size - c, 0, PANEL<T>), place = first + c;
+          T* const panel = panels.data() + c * d;
+          if (factor) transpose<true>(vectors + place * d, factor + place, some, d, panel);
+          else transpose<false>(vectors + place * d, factor, some, d, panel);
         }
         // The vectors of the next group are fetched from memory a few at a time, while this group is computed.
         const char* next = reinterpret_cast<const char*>(vectors + (first + GROUP) * d);

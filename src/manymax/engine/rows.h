@@ -179,7 +179,19 @@ struct Row {
   Buffer<T> found;             // scores above a cut, relative to the origin
   Buffer<int32_t> at, places;  // the class of each of them; the number of cuts below each (rankmax)
   Buffer<double> values;       // the gradient at these classes; double, because probability and target cancel
-  Buffer<T> capped;            // a copy of the scores, if they are under a soft cap
+  T inverse_cap = 0;           // 1 / c of a soft cap that the gradient is to be taken through; 0 for none
+  bool kept = false;           // whether `capped` holds the scores of this row
+  Buffer<T> capped;            // a copy of the scores of a row under a soft cap; see keep
+
+  // A kernel calls this before it writes to the scores, unless it only packs the row. The slopes of a soft cap are a
+  // function of the scores: a copy of them is kept for one row, which stays in cache, where a copy of the block would be
+  // a second table. Packed rows need none.
+  void keep() {
+    if (inverse_cap == 0 || kept) return;
+    capped.resize(classes);
+    std::copy_n(scores, classes, capped.begin());
+    kept = true;
+  }
 
   // The largest score, or nan if one is nan; fills `tops`. A comparison with nan is false, so that a plain maximum
   // would pass over it: it is looked for in the same pass, without a branch that would keep the loop from being
@@ -255,6 +267,10 @@ struct Row {
 
   // Replace the row by the entries values[k] at classes at[k], ascending.
   void pack(int64_t* count) {
+    if (inverse_cap > 0) {
+      const T* const from = kept ? capped.data() : scores;
+      for (size_t k = 0; k < values.size(); ++k) values[k] *= slope_of(from[at[k]], inverse_cap);
+    }
     // The scores are not needed any more. This is why the library is compiled with -fno-strict-aliasing.
     int32_t* places = reinterpret_cast<int32_t*>(scores + half);
     int64_t kept = 0;
@@ -269,6 +285,7 @@ struct Row {
 
   // Replace the row by a dense one with values[k] at classes at[k] and 0 elsewhere.
   void unpack() {
+    keep();
     std::fill(scores, scores + classes, T(0));
     for (size_t k = 0; k < values.size(); ++k) scores[at[k]] += static_cast<T>(values[k]);
   }
@@ -324,20 +341,16 @@ void for_rows(T* scores, int64_t n, int64_t stride, int64_t classes, int threads
   }
 }
 
-// The same for the rows of a batch, which `work` replaces by their gradients. Under a soft cap a gradient is then
-// multiplied by the slopes of the cap, which are a function of the scores that it has replaced: a copy of them is kept
-// for one row, which stays in cache, where a copy of the block would be a second table.
+// The same for the rows of a batch, which `work` replaces by their gradients. Under a soft cap a gradient is multiplied
+// by the slopes of the cap: here where the row is dense, by `pack` where it has few entries. See Row::keep.
 template <typename T, typename Work>
 void for_rows(const Batch<T>& b, int threads, Work work) {
+  const T inverse = b.cap > 0 && b.coefficient ? static_cast<T>(1 / b.cap) : T(0);
   for_rows(b.scores, b.n, b.stride, b.classes, threads, [&](int64_t r, Row<T>& row) {
-    if (b.cap == 0 || !b.coefficient) return work(r, row);
-    row.capped.resize(row.classes);
-    std::copy_n(row.scores, row.classes, row.capped.begin());
+    row.inverse_cap = inverse;
+    row.kept = false;
     work(r, row);
-    const T inverse = static_cast<T>(1 / b.cap);
-    if (b.count[r] < 0) return times_slope(row.scores, row.capped.data(), row.classes, inverse);
-    const int32_t* const at = reinterpret_cast<const int32_t*>(row.scores + row.half);
-    for (int64_t k = 0; k < b.count[r]; ++k) row.scores[k] *= slope_of(row.capped[at[k]], inverse);
+    if (row.kept && b.count[r] < 0) times_slope(row.scores, row.capped.data(), row.classes, inverse);
   });
 }
 

@@ -23,10 +23,20 @@ INLINE T slope_of(T capped, T inverse_cap) {
   return 1 - ratio * ratio;
 }
 
-// The scores of some classes under a cap, in place; a masked class, -inf, stays masked.
+// The scores of a few classes under a cap, in place; a masked class, -inf, stays masked.
 template <typename T>
 INLINE void cap_scores(T* s, int64_t n, T cap, T inverse_cap) {
   constexpr T lowest = -std::numeric_limits<T>::infinity();
+  const T half = cap / 2;
+  int32_t far = 0;
+#pragma omp simd reduction(| : far)
+  for (int64_t c = 0; c < n; ++c) far |= (std::fabs(s[c]) > half) & (s[c] > lowest);
+  if (!far) {
+    // Most scores are well below the cap, where no exponential and no division is needed: half of the time.
+#pragma omp simd
+    for (int64_t c = 0; c < n; ++c) s[c] = s[c] > lowest ? cap * small_tanh_of(s[c] * inverse_cap) : s[c];
+    return;
+  }
 #pragma omp simd
   for (int64_t c = 0; c < n; ++c) s[c] = s[c] > lowest ? cap * tanh_of(s[c] * inverse_cap) : s[c];
 }

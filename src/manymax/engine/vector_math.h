@@ -1,4 +1,4 @@
-// Exponential, logarithm and arctangent without a branch, so that a loop over classes that calls them is vectorised by
+// Exponential, logarithm, arctangent and a part of tanh without a branch, so that a loop over classes that calls them is vectorised by
 // every compiler and at every dispatch level. The functions of the C library are not: some compilers have vector
 // versions only under -ffast-math, which assumes that there is no nan and no infinity, and scores are masked by -inf.
 //
@@ -36,6 +36,8 @@ struct Layout<float> {
   static constexpr float LOG[] = {2.95820236e-1f, 3.99887348e-1f, 6.66666852e-1f};
   // (atan(t) - t) / t^3 in t^2 on |t| <= tan(pi / 8)
   static constexpr float ATAN[] = {-6.45192821e-2f, 1.07437315e-1f, -1.42639556e-1f, 1.99995405e-1f, -3.33333318e-1f};
+  // (tanh(x) - x) / x^3 in x^2 on |x| <= 1/2
+  static constexpr float TANH[] = {-6.94294175e-3f, 2.14706830e-2f, -5.39334691e-2f, 1.33332258e-1f, -3.33333328e-1f};
 };
 
 template <>
@@ -58,6 +60,10 @@ struct Layout<double> {
       -1.9176887119062258989e-2, 3.9231658295587191303e-2,  -5.0854497379402598613e-2, 5.8581489128022098816e-2,
       -6.6645114473819480001e-2, 7.6921831908260865637e-2,  -9.0909045781239018905e-2, 1.1111111015256361727e-1,
       -1.4285714284666542922e-1, 1.9999999999995520678e-1, -3.3333333333333330160e-1};
+  static constexpr double TANH[] = {
+      5.9469565897747691496e-5, -2.2107222975864633879e-4, 5.8496537290226445915e-4, -1.4549593843804661129e-3,
+      3.5920334653723928221e-3, -8.8632292700678434021e-3, 2.1869488297234514340e-2, -5.3968253963610086387e-2,
+      1.3333333333329824238e-1, -3.3333333333333328949e-1};
 };
 
 template <typename To, typename From>
@@ -140,6 +146,13 @@ INLINE T atan_of(T x) {
   const T base = far ? T(1.57079632679489661923) : middle ? T(0.78539816339744830962) : T(0);
   const T t = above / below, z = t * t;
   return std::copysign(base + (polynomial(Layout<T>::ATAN, z) * z * t + t), x);
+}
+
+// tanh(x) for |x| <= 1/2, without a division.
+template <typename T>
+INLINE T small_tanh_of(T x) {
+  const T z = x * x;
+  return polynomial(Layout<T>::TANH, z) * z * x + x;
 }
 
 }  // namespace

@@ -340,6 +340,7 @@ struct Entmax {
         for (int64_t k = 0; k < size; ++k) slopes += slope_term(found[k], level);
       }
     } else {
+      row.keep();
       moment = write_probabilities(b.maximum[r], row, level, slope ? &slopes : nullptr);
     }
     if (slope) slope[r] = slopes;

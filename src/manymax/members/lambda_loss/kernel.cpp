@@ -179,6 +179,7 @@ void lambda_row(const Batch<T>& b, const Tables<T>& t, double sigma, int64_t r, 
   }
   if (!b.coefficient) return;
   b.scale[r] = b.coefficient[r];
+  row.keep();
   T* const s = row.scores;
   const T* const gradient = ranked.gradient.data();
   const int32_t* const at = ranked.at.data();

@@ -180,6 +180,7 @@ void finish(const Batch<T>& b, const T* labels, int64_t r, Row<T>& row, int64_t 
   const int64_t* const ids = b.ids + r * b.positives;
   const T* const weights = b.weights + r * b.positives;
   b.scale[r] = 1;
+  if (!few) row.keep();  // packing reads the scores in their place
   if (few) {
     const std::vector<double> shares = running(c, n);
     row.values.resize(row.found.size());

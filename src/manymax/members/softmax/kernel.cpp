@@ -17,6 +17,7 @@ void softmax_row(const Batch<T>& b, int64_t r, Row<T>& row) {
   b.scale[r] = 0;
   b.count[r] = -1;
   if (!std::isfinite(top)) return;  // nan, +inf or no live class: the caller looks at the maximum and raises
+  row.keep();
   const double sum = exponentials(row.scores, row.classes, top);
   b.value[r] = std::log(sum);
   const double total = b.total[r];
