@@ -1,4 +1,4 @@
-"""The exponential, the logarithms, the arctangent and tanh near 0 of engine/vector_math.h, compiled for each level that runs here.
+"""Exponential, logarithms, arctangent and tanh near 0 of engine/vector_math.h, compiled for each level that runs here.
 
 The libraries do not offer these functions, so that a small library is compiled that does. Errors are counted in units
 in the last place of the result, against mpmath.
