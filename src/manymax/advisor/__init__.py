@@ -19,6 +19,8 @@ their comparison), `explanation` (the words), `advice` (the answer).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from torch import Tensor
 
 from manymax.advisor.advice import Advice, Choice
@@ -27,6 +29,7 @@ from manymax.advisor.ranking import Ranking
 from manymax.advisor.score_sample import ASSUMED_SPREAD, SAMPLE_SIZE, ScoreSample, assumed_scores, read_sample
 from manymax.advisor.situation import MULTILABEL_BY_METRIC, Situation
 from manymax.engine.cost import Machine
+from manymax.engine.member import Member
 from manymax.members import FAMILY
 from manymax.theory.cost import measure_machine
 
@@ -66,6 +69,7 @@ def advise(
     scores: Tensor | None = None,
     spread: float = ASSUMED_SPREAD,
     log_q: Tensor | None = None,
+    members: Iterable[Member] | None = None,
 ) -> Advice:
     """Rank the members of the family for a situation.
 
@@ -86,6 +90,7 @@ def advise(
             stand in.
         spread: standard deviation of the assumed scores.
         log_q: (C,) log-probabilities of a proposal, to be compared with the uniform one.
+        members: those to consider; the whole family if None.
 
     Returns:
         The ranking, the rejected members with reasons, and what was assumed.
@@ -116,8 +121,8 @@ def advise(
     )
     sample, assumptions = read_sample(situation, scores, spread, log_q)
     machine = measure_machine(dim=dim) if machine is None else machine
-    ranking = Ranking(situation, machine, sample)
-    choices = sorted((choice for member in FAMILY.values() for choice in ranking.choices(member)), key=ranking.sort_key)
+    ranking, considered = Ranking(situation, machine, sample), FAMILY.values() if members is None else members
+    choices = sorted((choice for member in considered for choice in ranking.choices(member)), key=ranking.sort_key)
     ranked = tuple(choice for choice in choices if choice.rejected is None)
     return Advice(
         situation,

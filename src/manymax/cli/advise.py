@@ -12,7 +12,7 @@ import typer
 
 from manymax import advisor
 from manymax.cli import console as display
-from manymax.cli.advise_study import MeasuredLoss, as_dicts, items_of, of_study, ranked_by
+from manymax.cli.advise_study import MeasuredLoss, as_dicts, duration, items_of, of_study, ranked_by
 from manymax.cli.member_text import settings_text
 from manymax.cli.tensors import read_tensor
 from manymax.errors import ArgumentError, unknown_name
@@ -169,7 +169,7 @@ def _put_study(study: Path, advice: advisor.Advice, json: bool) -> None:
 def _measured_row(loss: MeasuredLoss, advice: advisor.Advice) -> list[str]:
     step, remark = "unknown", "equal to the best" if loss.equal else ""
     if loss.step_seconds is not None:
-        step = _seconds(loss.step_seconds)
+        step = duration(loss.step_seconds)
         remark = "over the limit" if loss.step_seconds > advice.situation.seconds_limit else remark
     quality = _quality(loss.valid), _quality(loss.test)
     return [loss.data, loss.backbone, loss.loss, *quality, str(loss.runs), step, remark]
@@ -184,8 +184,8 @@ def _row(number: int, choice: advisor.Choice) -> list[str]:
         str(number),
         choice.member,
         _settings(choice),
-        _seconds(choice.step_seconds),
-        "-" if choice.epoch_seconds is None else _seconds(choice.epoch_seconds),
+        duration(choice.step_seconds),
+        "-" if choice.epoch_seconds is None else duration(choice.epoch_seconds),
         f"{choice.memory / 1e9:.3g} GB",
         "unknown" if choice.deviation is None else f"{choice.deviation:.2g}",
         "-" if choice.needed_negatives is None else f"{choice.needed_negatives:,}",
@@ -196,18 +196,6 @@ def _row(number: int, choice: advisor.Choice) -> list[str]:
 def _settings(choice: advisor.Choice) -> str:
     proposal = {} if choice.proposal is None else {"proposal": choice.proposal}
     return settings_text(choice.settings | proposal)
-
-
-def _seconds(seconds: float) -> str:
-    """A time in the unit that keeps the number short: ms, s, min or h.
-
-    >>> _seconds(0.0123), _seconds(75.0), _seconds(7200.0)
-    ('12.3 ms', '75 s', '2 h')
-    """
-    for unit, size in (("h", 3600), ("min", 60), ("s", 1)):
-        if seconds >= 2 * size or (unit == "s" and seconds >= 1):
-            return f"{seconds / size:.3g} {unit}"
-    return f"{1e3 * seconds:.3g} ms"
 
 
 def _sections(advice: advisor.Advice) -> Iterator[tuple[str, list[tuple[str, str]]]]:

@@ -10,11 +10,13 @@ from manymax import advisor
 from manymax.errors import ArgumentError
 from manymax.members import FAMILY
 from manymax.samplers import SAMPLERS
+from manymax.study.report.answer import Answer
 from manymax.study.report.runs import Run, read_study
 from manymax.study.report.trials import Trial, at_best_rates, chosen, metrics, trials, validation_merit
 from manymax.study.trials import has_rules
 from manymax.theory.cost import predict_seconds
 
+OVERNIGHT = 12 * 3600.0  # seconds
 EQUAL_QUALITY = 0.01  # share of the best value within which losses count as equally good
 
 
@@ -121,3 +123,50 @@ def ranked_by(metric: str, folder: Path, items: int, advice: advisor.Advice) -> 
 def as_dicts(losses: Sequence[MeasuredLoss]) -> list[dict[str, object]]:
     """The losses as dictionaries, for JSON."""
     return [asdict(loss) for loss in losses]
+
+
+def duration(seconds: float) -> str:
+    """A time in the unit that keeps the number short: ms, s, min or h.
+
+    >>> duration(0.0123), duration(75.0), duration(7200.0)
+    ('12.3 ms', '75 s', '2 h')
+    """
+    for unit, size in (("h", 3600), ("min", 60), ("s", 1)):
+        if seconds >= 2 * size or (unit == "s" and seconds >= 1):
+            return f"{seconds / size:.3g} {unit}"
+    return f"{1e3 * seconds:.3g} ms"
+
+
+def when_grown(answer: Answer, factor: int) -> str:
+    """What to use where there are `factor` times as many items, in a sentence.
+
+    Quality is what was measured. The time is predicted: that of as many steps as the training took here. The best loss
+    is taken whose training then takes no longer than `OVERNIGHT`.
+    """
+    trial = answer.winner.trial
+    sizes, settings = trial.runs[0].record.sizes, trial.settings
+    items, users = factor * sizes.get("items", 0), max(1, sizes.get("users", 0))
+    positives = max(1.0, sizes.get("train", 0) / users)
+    together = positives if settings["batches"] == "users" else 1.0
+    rows = max(1, round(settings["batch_size"] / together))
+    names = {each.trial.loss for each in answer.contenders} & {*FAMILY}
+    exact = [FAMILY[name] for name in names if FAMILY[name].kind != "sampled"]
+    advice = advisor.advise(items, dim=settings["dim"], batch=rows, positives=positives, members=exact)
+    hours = []  # in the order of quality
+    for each in answer.contenders:
+        if (step := _step_seconds(each.trial, advice)) is not None:
+            steps = sum(run.record.epochs for run in each.trial.runs) / len(each.trial.runs)
+            hours.append((each, step, step * steps * sizes.get("train", 0) / settings["batch_size"]))
+    if not hours:
+        return f"at {items:,} items: not known, as the cost of these losses is not modelled"
+    fitting = [row for row in hours if row[2] <= OVERNIGHT] or [min(hours, key=lambda row: row[2])]
+    best, step, seconds = fitting[0]
+    still = " still" if best is answer.winner else ""
+    loss = "" if best.behind is None else f", {best.behind.value:+.1f} % against {answer.winner.loss} here"
+    told = (
+        f"at {items:,} items: {best.loss}{still}{loss}; about {duration(seconds)} of training, {duration(step)} a step"
+    )
+    quickest, _, shortest = min(hours, key=lambda row: row[2])
+    if quickest is not best and quickest.behind is not None:
+        told += f". {quickest.loss} would take {duration(shortest)} ({quickest.behind.value:+.1f} % here)"
+    return told

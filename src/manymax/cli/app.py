@@ -8,6 +8,7 @@ import typer
 
 from manymax import __version__
 from manymax.cli.advise import advise
+from manymax.cli.choose import choose_command
 from manymax.cli.data import data
 from manymax.cli.diagnose import diagnose
 from manymax.cli.docs import docs
@@ -37,12 +38,13 @@ def manymax(
 ) -> None:
     """The softmax family of losses: what each member is, what is true of it, and which one to use.
 
-    To look things up: losses, show, theory. To choose a loss: advise, diagnose, plan. To train and compare models on
-    data: data, train, study, report. To use a trained model: recommend, export. To look at this machine: doctor. Every
-    command explains itself with --help.
+    To find the loss for your data: choose. To look things up: losses, show, theory. To predict before there is data:
+    advise, diagnose, plan. To train and compare models on data: data, train, study, report. To use a trained model:
+    recommend, export. To look at this machine: doctor. Every command explains itself with --help.
 
     \b
     Examples:
+      manymax choose ratings.csv   which loss for this file, how much better it is, and a model
       manymax losses               the family and its facts, one row per member
       manymax show sparsemax       formulas, calls and facts of one member
       manymax show ssm             a member by its alias
@@ -71,6 +73,7 @@ def build_app() -> typer.Typer:
     app.command()(diagnose)
     app.command()(advise)
     app.command()(plan)
+    app.command("choose")(choose_command())
     app.add_typer(data, name="data")
     app.command("train")(train_command())
     app.command()(recommend)

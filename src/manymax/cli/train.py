@@ -116,7 +116,7 @@ def train_command() -> Callable[..., None]:
     was added to one of them brings its settings along. typer reads the signature, so it is built here.
     """
     own = [p for p in inspect.signature(train, eval_str=True).parameters.values() if p.name != "given"]
-    parameters = [*map(_option, options()), *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own)]
+    parameters = [*map(option_parameter, options()), *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own)]
 
     @wraps(train)
     def command(**given: Any) -> None:
@@ -127,7 +127,7 @@ def train_command() -> Callable[..., None]:
     return command
 
 
-def _option(setting: Option) -> inspect.Parameter:
+def option_parameter(setting: Option) -> inspect.Parameter:
     """A command-line option for a setting; its value is None unless given, so that `RunConfig` applies the default."""
     default = "" if setting.default is None else f" [default: {_default_text(setting.default)}]"
     option = typer.Option(

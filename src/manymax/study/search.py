@@ -21,7 +21,7 @@ from manymax.study.config import RunConfig
 from manymax.study.groups import find_loss
 from manymax.study.metrics import METRICS
 from manymax.study.records import Record
-from manymax.study.run_options import flat, flattened
+from manymax.study.run_options import by_flat_name, flattened
 from manymax.study.seeds import derive
 from manymax.study.trials import PRUNERS, EarlierTrial, TrialRules, curve, write_rules
 
@@ -171,9 +171,9 @@ class Search:
         return max(whole, key=lambda group: sign * fmean(self.value(r) or 0.0 for r in group), default=())
 
     def values(self, record: Record) -> dict[str, Any]:
-        """The values that a trial had of what is searched."""
-        settings = flat(record.settings)
-        return {name: settings[name] for name in self.space}
+        """The values that a trial had of what is searched, but for settings without effect beside the others."""
+        settings = by_flat_name(record.settings)
+        return {name: settings[name] for name in self.space if name in settings}
 
     # Proposals
 
@@ -239,6 +239,34 @@ class Progress:
         """Whether all trials have ended."""
         return len(self.trials) >= self.search.trials
 
+    def next_trial(self, folder: Path) -> RunConfig:
+        """The next trial; what ends it early is written beside its folder in the `folder` of the study."""
+        config = self.search.config(self.search.propose(self.trials))
+        pruner = "none" if len(self.trials) < len(self.search.first) else self.search.pruner
+        return self._with_rules(config, folder, pruner)
+
+    def further_seed(self, folder: Path, seed: int) -> list[RunConfig]:
+        """The best settings with a further seed, to be run to their end."""
+        finalists = self.search.ranked(self.trials)[: self.search.finalists]
+        configs = [self.search.config(self.search.values(each), seed) for each in finalists]
+        return [self._with_rules(config, folder, "none") for config in configs]
+
+    def _with_rules(self, config: RunConfig, folder: Path, pruner: str) -> RunConfig:
+        search = self.search
+        earlier = self._earlier(folder) if pruner != "none" else ()
+        rules = TrialRules(search.metric, search.higher_is_better, pruner, search.warmup, earlier)
+        write_rules(folder / config.content_hash(), rules)
+        return config
+
+    def _earlier(self, folder: Path) -> tuple[EarlierTrial, ...]:
+        """The curves of the trials so far."""
+        search = self.search
+        ended = {record.hash: record for record in self.trials if search.value(record) is not None}
+        return tuple(
+            EarlierTrial(record.status != "pruned", curve(folder / name, search.metric, search.higher_is_better))
+            for name, record in ended.items()
+        )
+
 
 class Searches:
     """All searches of a study: which runs come first, and which follow when one has ended.
@@ -284,33 +312,15 @@ class Searches:
 
     def _next(self, progress: Progress) -> list[RunConfig]:
         """The next trial; after the last one the finalists with further seeds."""
-        search = progress.search
         if not progress.trials_done:
-            config = search.config(search.propose(progress.trials))
-            pruner = "none" if len(progress.trials) < len(search.first) else search.pruner
-            earlier = self._earlier(progress) if pruner != "none" else ()
-            rules = TrialRules(search.metric, search.higher_is_better, pruner, search.warmup, earlier)
-            return [self._expect(progress, config, rules)]
-        finalists = search.ranked(progress.trials)[: search.finalists]
-        # These are run to their end.
-        rules = TrialRules(search.metric, search.higher_is_better, "none", search.warmup, ())
-        configs = [search.config(search.values(each), seed) for each in finalists for seed in range(1, search.seeds)]
-        return [self._expect(progress, config, rules) for config in configs]
+            return [self._expect(progress, progress.next_trial(self.folder))]
+        configs = [progress.further_seed(self.folder, seed) for seed in range(1, progress.search.seeds)]
+        # All seeds of the best settings before those of the next best.
+        return [self._expect(progress, config) for finalist in zip(*configs, strict=True) for config in finalist]
 
-    def _expect(self, progress: Progress, config: RunConfig, rules: TrialRules) -> RunConfig:
-        name = config.content_hash()
-        write_rules(self.folder / name, rules)
-        self.waiting.setdefault(name, []).append(progress)
+    def _expect(self, progress: Progress, config: RunConfig) -> RunConfig:
+        self.waiting.setdefault(config.content_hash(), []).append(progress)
         return config
-
-    def _earlier(self, progress: Progress) -> tuple[EarlierTrial, ...]:
-        """The curves of the trials so far."""
-        search = progress.search
-        ended = {record.hash: record for record in progress.trials if search.value(record) is not None}
-        return tuple(
-            EarlierTrial(record.status != "pruned", curve(self.folder / name, search.metric, search.higher_is_better))
-            for name, record in ended.items()
-        )
 
 
 def read_search(table: Mapping[str, Any], common: Mapping[str, Any], overrides: Mapping[str, Any]) -> list[Search]:

@@ -19,8 +19,12 @@ from manymax.study.run_options import flattened
 from manymax.study.search import Search, read_search
 
 if sys.version_info >= (3, 11):
+    from importlib.resources.abc import Traversable
+
     import tomllib
 else:
+    from importlib.abc import Traversable
+
     import tomli as tomllib
 
 QUICK_STUDY = "quick.toml"  # the built-in study, a file of this package
@@ -78,7 +82,11 @@ class StudyConfig(BaseModel):
 
 def read_study_file(path: Path | None) -> StudyConfig:
     """Read a study from a TOML file; the built-in quick study if `path` is None."""
-    source = resources.files("manymax.study") / QUICK_STUDY if path is None else path
+    return parse_study(resources.files("manymax.study") / QUICK_STUDY if path is None else path)
+
+
+def parse_study(source: Traversable) -> StudyConfig:
+    """The content of a study file that lies anywhere, also inside of this package."""
     try:
         content = tomllib.loads(source.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

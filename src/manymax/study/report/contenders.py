@@ -11,6 +11,7 @@ from manymax.study.report.intervals import Interval, difference
 from manymax.study.report.runs import Run
 from manymax.study.report.significance import SIGNIFICANCE_LEVEL, holm
 from manymax.study.report.trials import VARIANT_SETTINGS, Trial, chosen, direction, validation_merit, variant
+from manymax.study.run_options import by_flat_name
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,8 +45,9 @@ class Contender:
     def chosen_settings(self) -> dict[str, Any]:
         """Its learning rate and the settings that vary among the trials of its loss."""
         rate = {} if self.trial.lr is None else {"lr": self.trial.lr}
-        known = {name: value for name, value in self.trial.varied.items() if value is not None}
-        return rate | {name: value for name, value in known.items() if name not in VARIANT_SETTINGS}
+        with_effect = by_flat_name(self.trial.runs[0].record.settings)  # the temperature has none beside inner products
+        known = {name: each for name, each in self.trial.varied.items() if each is not None and name in with_effect}
+        return rate | {name: each for name, each in known.items() if name not in VARIANT_SETTINGS}
 
     @property
     def settings_text(self) -> str:
