@@ -12,8 +12,16 @@ from manymax.errors import ArgumentError
 from manymax.members import BASELINE
 from manymax.study.choosing.candidates import candidates, name_of, read_candidates, settings_for, unfit
 from manymax.study.choosing.clock import Clock
-from manymax.study.choosing.effort import LEAST_LOSSES, LEAST_TRIALS, MOST_TRIALS, Cost, Effort, affordable
-from manymax.study.choosing.plan import Candidate, Plan, Request, check_same, edge_values, make_plan, read_plan
+from manymax.study.choosing.effort import FEWEST_TRIALS, LEAST_LOSSES, MOST_TRIALS, Effort, RunCost, affordable
+from manymax.study.choosing.plan import (
+    Candidate,
+    ChoicePlan,
+    ChoiceRequest,
+    check_same,
+    edge_values,
+    make_plan,
+    read_plan,
+)
 from manymax.study.choosing.rounds import CUT, SEED, TRIAL, Rounds
 from manymax.study.data.prepare import prepare
 from manymax.study.engines import Job, do_run
@@ -26,16 +34,18 @@ SPACE = {"lr": Range(1e-3, 0.1, log=True), "weight_decay": Choices((0.0, 1e-4))}
 LOSSES = ("softmax", "rankmax", "bpr")
 
 
-def request(**values) -> Request:
-    return Request(**{"settings": TINY, "overrides": {}, "metric": "ndcg@20", "seed": 0, "minutes": 1.0, **values})
+def request(**values) -> ChoiceRequest:
+    return ChoiceRequest(
+        **{"settings": TINY, "overrides": {}, "metric": "ndcg@20", "seed": 0, "minutes": 1.0, **values}
+    )
 
 
-def plan(trials: int | None = None, effort: Effort | None = None, **values) -> Plan:
+def plan(trials: int | None = None, effort: Effort | None = None, **values) -> ChoicePlan:
     effort = effort or Effort(trials or 3, 10, 2)
     settings = TINY | {"dim": 4, "threads": 1, "epochs": effort.epochs, "batch_size": 64, "monitor": "ndcg@20"}
     own = {"trials": effort.trials, "seeds": effort.seeds, "finalists": 1, "first": ({"lr": 0.02},), "warmup": 2}
     found = [Candidate(Search(settings | {"loss": loss}, SPACE, **own), 0.1) for loss in LOSSES]
-    return Plan(request(trials=trials, **values), [{"step": "raw"}], tuple(found), effort, (), 60.0, 1)
+    return ChoicePlan(request(trials=trials, **values), [{"step": "raw"}], tuple(found), effort, (), 60.0, 1)
 
 
 class Time:
@@ -82,7 +92,7 @@ class FakeEngine:
         pass
 
 
-def rounds(folder: Path, engine: FakeEngine, made: Plan, budget: float = float("inf"), **keywords) -> Rounds:
+def rounds(folder: Path, engine: FakeEngine, made: ChoicePlan, budget: float = float("inf"), **keywords) -> Rounds:
     return Rounds(made, folder, engine, Clock(folder, budget, engine.now.seconds, engine.now), **keywords)
 
 
@@ -92,14 +102,14 @@ def counts(found: Rounds) -> set[tuple[int, int]]:
 
 class TestEffort:
     COSTS = tuple(
-        Cost(name, 1.0, epoch, name == "a") for name, epoch in {"a": 0.5, "b": 1.0, "c": 1.5, "d": 9.0}.items()
+        RunCost(name, 1.0, epoch, name == "a") for name, epoch in {"a": 0.5, "b": 1.0, "c": 1.5, "d": 9.0}.items()
     )
 
     @pytest.mark.parametrize("minutes", [2, 5, 10, 30, 100, 1000])
     def test_it_fits_the_time_and_grows_with_it(self, minutes: float) -> None:
         found = affordable(self.COSTS, 60 * minutes, 2)
         assert found.effort.seconds(found.kept, 2) <= 60 * minutes
-        assert found.effort.trials >= LEAST_TRIALS
+        assert found.effort.trials >= FEWEST_TRIALS
         more = affordable(self.COSTS, 120 * minutes, 2)
         assert len(more.kept) >= len(found.kept)
         assert {cost.name for cost in found.kept} | {name for name, _ in found.left_out} == set("abcd")
@@ -107,7 +117,7 @@ class TestEffort:
     def test_the_slow_go_first_and_the_baseline_never(self) -> None:
         assert [name for name, _ in affordable(self.COSTS, 60 * 12, 2).left_out] == ["d"]
         assert "times as long" in affordable(self.COSTS, 60 * 12, 2).left_out[0][1]
-        slowest_spared = [Cost("a", 1.0, 50.0, True), *self.COSTS[1:]]
+        slowest_spared = [RunCost("a", 1.0, 50.0, True), *self.COSTS[1:]]
         found = affordable(slowest_spared, 60, 2)
         assert "a" in [cost.name for cost in found.kept]
         assert len(found.kept) >= LEAST_LOSSES

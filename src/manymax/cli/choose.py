@@ -24,7 +24,7 @@ from manymax.errors import ArgumentError
 from manymax.members import BASELINE
 from manymax.study.choosing.candidates import name_of, read_candidates
 from manymax.study.choosing.clock import Clock
-from manymax.study.choosing.plan import Plan, Request, check_same, described, make_plan, read_plan
+from manymax.study.choosing.plan import ChoicePlan, ChoiceRequest, check_same, described, make_plan, read_plan
 from manymax.study.choosing.rounds import TRIAL, Round, Rounds
 from manymax.study.choosing.verdict import Verdict, verdict
 from manymax.study.config import RunConfig
@@ -102,7 +102,7 @@ def choose(
         raise ArgumentError(f"`--set {several[0]}` must have one value: every loss is to have the same.")
     settings = {"data": data, **{name: value for name, value in given.items() if value is not None}}
     config = RunConfig(**settings, seed=seed)
-    request = Request(
+    request = ChoiceRequest(
         settings=config.data.model_dump(mode="json", exclude={"source"}, exclude_defaults=True) | {"data": data},
         overrides=overrides,
         metric=metric,
@@ -157,14 +157,14 @@ def choose_command() -> Callable[..., None]:
     return command
 
 
-def _reserve(request: Request) -> float:
+def _reserve(request: ChoiceRequest) -> float:
     """Seconds to keep for what comes after the runs."""
     return 0.0 if request.trials is not None else min(CLOSING_SECONDS, CLOSING_SHARE * request.seconds)
 
 
 def _new_plan(
-    request: Request, config: RunConfig, candidates: Path | None, slots: int, start: float, json: bool
-) -> Plan:
+    request: ChoiceRequest, config: RunConfig, candidates: Path | None, slots: int, start: float, json: bool
+) -> ChoicePlan:
     """Read the data, time the candidates, and print what was found and what will be done."""
     content = read_candidates(candidates)
     _say([f"reading {config.data.title}"], True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 MOST_TRIALS = 24  # of a loss: more have hardly found anything better
-LEAST_TRIALS = 5  # with fewer, what is compared is luck with learning rates
+FEWEST_TRIALS = 5  # with fewer, what is compared is luck with learning rates
 USUAL_EPOCHS = 30  # that a trial takes if it is not ended early, unless it is allowed fewer
 GIVEN_TRIALS = 2  # have values of the file of candidates and are trained to their end
 BUSY = 1.25  # an epoch takes longer beside others than alone
@@ -22,7 +22,7 @@ LAST_RESORT = ((20, 1), (10, 1))
 
 
 @dataclass(frozen=True)
-class Cost:
+class RunCost:
     """Seconds of a process: `fixed` for each run of a loss, and `epoch` for training and evaluation of one epoch.
 
     spared: whether the loss is kept whatever it costs.
@@ -50,7 +50,7 @@ class Effort:
     epochs: int
     seeds: int
 
-    def seconds(self, costs: Sequence[Cost], slots: int) -> float:
+    def seconds(self, costs: Sequence[RunCost], slots: int) -> float:
         """The time that it takes with so many runs at a time."""
         given = min(self.trials, GIVEN_TRIALS)
         wholes, shorter = given + self.seeds - 1, self.trials - given
@@ -64,7 +64,7 @@ class Affordable:
     """What a time allows: the effort, the losses that get it, and those that are too slow, with the reason."""
 
     effort: Effort
-    kept: tuple[Cost, ...]
+    kept: tuple[RunCost, ...]
     left_out: tuple[tuple[str, str], ...]
 
 
@@ -78,10 +78,10 @@ def patience(epochs: int) -> int:
     return max(2, min(10, epochs // 4))
 
 
-def affordable(costs: Sequence[Cost], seconds: float, slots: int) -> Affordable:
+def affordable(costs: Sequence[RunCost], seconds: float, slots: int) -> Affordable:
     """The largest effort that fits the time.
 
-    Losses that are slow are left out, the slowest first, until each of the others gets `LEAST_TRIALS` trials. If that
+    Losses that are slow are left out, the slowest first, until each of the others gets `FEWEST_TRIALS` trials. If that
     is not enough, seeds and epochs are given up, then further losses until `LEAST_LOSSES` are left.
     """
     left, out = list(costs), []
@@ -94,24 +94,24 @@ def affordable(costs: Sequence[Cost], seconds: float, slots: int) -> Affordable:
         reason = f"an epoch takes {times:.1f} times as long as that of others; with it each loss would get {with_it}"
         out.append((slowest.name, f"{reason} {'trial' if with_it == 1 else 'trials'}"))
 
-    while _trials(left, seconds, slots, *STEPS_DOWN[0]) < LEAST_TRIALS and _has_slow(left):
+    while _trials(left, seconds, slots, *STEPS_DOWN[0]) < FEWEST_TRIALS and _has_slow(left):
         drop(STEPS_DOWN[0][0])
     while True:
         enough = len(left) > LEAST_LOSSES and any(not cost.spared for cost in left)
         for epochs, seeds in STEPS_DOWN if enough else (*STEPS_DOWN, *LAST_RESORT):
-            if (trials := _trials(left, seconds, slots, epochs, seeds)) >= LEAST_TRIALS:
+            if (trials := _trials(left, seconds, slots, epochs, seeds)) >= FEWEST_TRIALS:
                 return Affordable(Effort(trials, epochs, seeds), tuple(left), tuple(out))
         if not enough:
             return Affordable(Effort(max(1, trials), *LAST_RESORT[-1]), tuple(left), tuple(out))
         drop(STEPS_DOWN[-1][0])
 
 
-def _has_slow(costs: Sequence[Cost]) -> bool:
+def _has_slow(costs: Sequence[RunCost]) -> bool:
     typical = median(cost.epoch for cost in costs)
     return len(costs) > 2 and any(cost.epoch > SLOW * typical and not cost.spared for cost in costs)
 
 
-def _trials(costs: Sequence[Cost], seconds: float, slots: int, epochs: int, seeds: int) -> int:
+def _trials(costs: Sequence[RunCost], seconds: float, slots: int, epochs: int, seeds: int) -> int:
     """The number of trials that fit; 0 if none does."""
     fitting = (t for t in range(MOST_TRIALS, 0, -1) if Effort(t, epochs, seeds).seconds(costs, slots) <= seconds)
     return next(fitting, 0)

@@ -15,7 +15,7 @@ from typing import Any
 
 from manymax.errors import ArgumentError, ManymaxError
 from manymax.study.choosing.candidates import candidates, is_baseline, name_of, settings_for, unfit
-from manymax.study.choosing.effort import Cost, Effort, affordable, patience, warmup
+from manymax.study.choosing.effort import Effort, RunCost, affordable, patience, warmup
 from manymax.study.choosing.timing import epoch_seconds, evaluation_seconds
 from manymax.study.config import RunConfig
 from manymax.study.data.prepare import Prepared
@@ -29,7 +29,7 @@ MOST_EPOCHS_BETWEEN = 5  # evaluations
 
 
 @dataclass(frozen=True)
-class Request:
+class ChoiceRequest:
     """What was asked for.
 
     settings: of the data, by name. overrides: of every run. metric, seed, minutes: as on the command line.
@@ -66,7 +66,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ChoicePlan:
     """What will be done.
 
     request: what was asked for.
@@ -77,7 +77,7 @@ class Plan:
     seconds: the estimate for all of it, on `slots` runs at a time.
     """
 
-    request: Request
+    request: ChoiceRequest
     card: Sequence[Mapping[str, Any]]
     candidates: tuple[Candidate, ...]
     effort: Effort
@@ -121,13 +121,13 @@ def _as_json(each: Candidate) -> dict[str, Any]:
     }
 
 
-def read_plan(folder: Path) -> Plan | None:
+def read_plan(folder: Path) -> ChoicePlan | None:
     """The plan in a folder; None if there is none."""
     if not (folder / PLAN).exists():
         return None
     content = read_sealed(folder / PLAN)
-    return Plan(
-        request=Request(**content["request"]),
+    return ChoicePlan(
+        request=ChoiceRequest(**content["request"]),
         card=content["card"],
         candidates=tuple(map(_from_json, content["candidates"])),
         effort=Effort(**content["effort"]),
@@ -143,7 +143,7 @@ def _from_json(content: Mapping[str, Any]) -> Candidate:
     return Candidate(Search(space=space, first=tuple(content["first"]), finalists=1, **own), content["epoch_seconds"])
 
 
-def check_same(plan: Plan, request: Request, folder: Path) -> None:
+def check_same(plan: ChoicePlan, request: ChoiceRequest, folder: Path) -> None:
     """Raise an error if the plan in a folder is of another request."""
     before, now = asdict(plan.request), asdict(request)
     if different := [name for name in now if before[name] != now[name]]:
@@ -154,14 +154,14 @@ def check_same(plan: Plan, request: Request, folder: Path) -> None:
 
 
 def make_plan(
-    request: Request,
+    request: ChoiceRequest,
     content: StudyConfig,
     prepared: Prepared,
     preparing: float,
     started: float,
     reserve: float,
     slots: int,
-) -> Plan:
+) -> ChoicePlan:
     """Measure the candidates and find out what the time allows.
 
     Args:
@@ -199,7 +199,7 @@ def make_plan(
     by_name = {cost.name: cost.epoch for cost in kept}
     made = (_with_effort(search, effort, between, request) for search in found if name_of(search) in by_name)
     chosen = tuple(Candidate(search, by_name[name_of(search)]) for search in made)
-    return Plan(request, prepared.card, chosen, effort, tuple(out), seconds, slots)
+    return ChoicePlan(request, prepared.card, chosen, effort, tuple(out), seconds, slots)
 
 
 def _config(search: Search) -> RunConfig:
@@ -207,7 +207,7 @@ def _config(search: Search) -> RunConfig:
     return search.config(dict(search.first[0]) if search.first else search.propose([]))
 
 
-def _measured(found: Sequence[Search], prepared: Prepared, preparing: float) -> tuple[list[Cost], int]:
+def _measured(found: Sequence[Search], prepared: Prepared, preparing: float) -> tuple[list[RunCost], int]:
     """What each loss costs, and the number of epochs between two evaluations.
 
     Evaluations are so rare that training takes at least half as long as evaluating.
@@ -217,13 +217,13 @@ def _measured(found: Sequence[Search], prepared: Prepared, preparing: float) -> 
     between = max(1, min(MOST_EPOCHS_BETWEEN, round(evaluation / (2 * min(training)))))
     fixed = preparing + START_SECONDS
     costs = [
-        Cost(name_of(search), fixed, seconds + evaluation / between, is_baseline(search))
+        RunCost(name_of(search), fixed, seconds + evaluation / between, is_baseline(search))
         for search, seconds in zip(found, training, strict=True)
     ]
     return costs, between
 
 
-def _with_effort(search: Search, effort: Effort, between: int, request: Request) -> Search:
+def _with_effort(search: Search, effort: Effort, between: int, request: ChoiceRequest) -> Search:
     """A search with the numbers of the plan, unless settings from outside say otherwise."""
     stopping = {"epochs": effort.epochs, "patience": patience(effort.epochs), "eval_every": between}
     given = {name: value for name, value in request.overrides.items() if name in stopping}
@@ -238,7 +238,7 @@ def _with_effort(search: Search, effort: Effort, between: int, request: Request)
     )
 
 
-def described(plan: Plan) -> Iterator[str]:
+def described(plan: ChoicePlan) -> Iterator[str]:
     """The plan in sentences, for a terminal, before it starts."""
     settings = plan.candidates[0].search.config({})
     effort, cores = plan.effort, os.cpu_count() or 1
@@ -262,7 +262,7 @@ def described(plan: Plan) -> Iterator[str]:
     yield f"estimate: {plan.seconds / 60:.1f} minutes{given}, {plan.slots} runs at a time on {cores} cores"
 
 
-def edge_values(plan: Plan, name: str, values: Mapping[str, Any]) -> Iterator[str]:
+def edge_values(plan: ChoicePlan, name: str, values: Mapping[str, Any]) -> Iterator[str]:
     """Those of a loss's chosen values that are at an end of the range that was searched."""
     for each in plan.candidates:
         for key, place in each.search.space.items() if each.name == name else ():

@@ -14,7 +14,7 @@ from pathlib import Path
 from manymax.study.choosing.candidates import is_baseline
 from manymax.study.choosing.clock import Clock, OutOfTime
 from manymax.study.choosing.effort import MOST_TRIALS
-from manymax.study.choosing.plan import Plan
+from manymax.study.choosing.plan import ChoicePlan
 from manymax.study.config import RunConfig
 from manymax.study.engines import Engine, Job, final_record
 from manymax.study.records import CHECKPOINT, new_record, read_record, write_record
@@ -61,7 +61,7 @@ class Rounds:
         checkpoint_seconds: least number of seconds between two checkpoints of a run.
     """
 
-    plan: Plan
+    plan: ChoicePlan
     folder: Path
     engine: Engine
     clock: Clock

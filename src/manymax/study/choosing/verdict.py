@@ -9,7 +9,7 @@ from typing import Any
 
 from manymax.errors import ManymaxError
 from manymax.study.choosing.clock import Clock
-from manymax.study.choosing.plan import Plan, edge_values
+from manymax.study.choosing.plan import ChoicePlan, edge_values
 from manymax.study.choosing.rounds import SEED, TRIAL
 from manymax.study.report.answer import Answer, answers
 from manymax.study.report.runs import Study, read_study
@@ -35,7 +35,7 @@ class Verdict:
         return folder
 
 
-def verdict(plan: Plan, folder: Path, clock: Clock) -> Verdict:
+def verdict(plan: ChoicePlan, folder: Path, clock: Clock) -> Verdict:
     """Read the runs of a choice that has ended.
 
     Raises:
@@ -51,7 +51,7 @@ def verdict(plan: Plan, folder: Path, clock: Clock) -> Verdict:
     return Verdict(answer, study, tuple(_unknown(plan, answer, clock)))
 
 
-def _unknown(plan: Plan, answer: Answer, clock: Clock) -> Iterator[str]:
+def _unknown(plan: ChoicePlan, answer: Answer, clock: Clock) -> Iterator[str]:
     """The cautions of the answer, with the edges of ranges that were searched in place of values that were tried."""
     yield from _left_out(plan, answer)
     yield from _cuts(plan, clock.decisions)
@@ -63,7 +63,7 @@ def _unknown(plan: Plan, answer: Answer, clock: Clock) -> Iterator[str]:
         yield f"Best at the end of a range that was searched, so that more may be gained beyond: {', '.join(edges)}."
 
 
-def _left_out(plan: Plan, answer: Answer) -> Iterator[str]:
+def _left_out(plan: ChoicePlan, answer: Answer) -> Iterator[str]:
     for name, reason in plan.left_out:
         yield f"Left out: {name}, which {reason}." if reason.startswith("draws") else f"Left out: {name}: {reason}."
     compared = {each.loss for each in answer.contenders}
@@ -71,7 +71,7 @@ def _left_out(plan: Plan, answer: Answer) -> Iterator[str]:
         yield f"No trial of {', '.join(lost)} came to its end: nothing is known of what it reaches."
 
 
-def _cuts(plan: Plan, decisions: Mapping[str, Any]) -> Iterator[str]:
+def _cuts(plan: ChoicePlan, decisions: Mapping[str, Any]) -> Iterator[str]:
     """What the time did not allow."""
     trials, seeds = int(decisions.get(f"{TRIAL}s", 0)), int(decisions.get(f"{SEED}s", 0)) + 1
     lost_trials, lost_seeds = plan.effort.trials - trials, plan.effort.seeds - seeds
