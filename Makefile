@@ -71,6 +71,7 @@ $(READY): pyproject.toml constraints.txt
 $(EXTRAS): $(READY)
 	$(INSTALL) -e '.[track]' || echo "some packages of the extras could not be installed: their tests will be skipped"
 	$(INSTALL) --no-deps napkinxc || echo "napkinxc could not be installed: its test will be skipped"
+	$(INSTALL) --no-deps triton || echo "triton could not be installed: the tests of its kernels will be skipped"
 	$(INSTALL) -e '.[site]' || echo "the site could not be installed: its tests will be skipped"
 	$(INSTALL) -e '.[peers]' || echo "some packages of the extras could not be installed: their tests will be skipped"
 	touch $@

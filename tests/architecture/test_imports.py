@@ -133,14 +133,34 @@ def wrong_direction(trees: dict[str, ast.Module]) -> list[str]:
 
 
 def foreign(trees: dict[str, ast.Module]) -> list[str]:
-    """'a imports b' for every import in the library of anything but torch, the standard library and the package."""
+    """'a imports b' for every import in the library of anything but torch, the standard library and the package.
+
+    Files of Triton kernels import Triton; they are imported themselves by a statement inside of the function that launches
+    a kernel (see `loads_triton`).
+    """
     known = {"manymax", "torch", *sys.stdlib_module_names}
     return [
         f"{module} imports {name}"
         for module, tree in trees.items()
         if module.partition(".")[0] in {*LIBRARY, ""}
         for name in imported(tree, set(trees))
-        if name.partition(".")[0] not in known
+        if name.partition(".")[0] not in known and not (name.partition(".")[0] == "triton" and has_kernels(module))
+    ]
+
+
+def has_kernels(module: str) -> bool:
+    """Whether a module is a file of Triton kernels."""
+    return module in {"engine.triton_rows", "engine.triton_entries"} or module.endswith(".kernel_triton")
+
+
+def loads_triton(trees: dict[str, ast.Module]) -> list[str]:
+    """'a imports b' for every file of Triton kernels that is loaded when a module of another kind is."""
+    return [
+        f"{module} imports {name}"
+        for module, tree in trees.items()
+        if not has_kernels(module)
+        for name in sorted(ours(at_import(tree), set(trees)))
+        if has_kernels(name)
     ]
 
 
@@ -205,6 +225,7 @@ def test_every_part_imports_only_what_lies_below_it() -> None:
 
 def test_the_library_imports_nothing_but_torch_and_the_standard_library() -> None:
     assert foreign(TREES) == []
+    assert loads_triton(TREES) == []
 
 
 def test_members_do_not_import_one_another() -> None:
@@ -268,6 +289,13 @@ def test_importing_the_library_loads_neither_the_command_nor_the_study() -> None
         (loads_the_paper, "cli.report", "if True:\n    import manymax.paper", "cli.report imports paper"),
         (foreign, "ops", "import scipy.sparse", "ops imports scipy.sparse"),
         (foreign, "", "import typer", " imports typer"),
+        (foreign, "engine.blocks", "import triton", "engine.blocks imports triton"),
+        (
+            loads_triton,
+            "members.rankmax.kernel",
+            "import manymax.engine.triton_rows",
+            "members.rankmax.kernel imports engine.triton_rows",
+        ),
         (entangled, "members.nce.loss", "from manymax.members import FAMILY", "members.nce.loss imports members"),
         (
             entangled,

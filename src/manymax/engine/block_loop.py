@@ -20,6 +20,7 @@ from manymax.engine.ranks import Shards
 from manymax.engine.row_target import RowTarget
 from manymax.engine.scoring import Scoring
 from manymax.engine.statistics import of_scores
+from manymax.engine.triton_backend import BACKEND as TRITON
 
 # Class vectors that are converted to float64 at a time: a float64 copy of all of them would be twice their size.
 FLOAT64_ROWS = 1 << 16
@@ -79,7 +80,10 @@ def run(
         spread = None if spread_of is None else spread_of(queries, scores)
         rescore = partial(scorer.rescore, queries, part)
         known = of_scores(keywords.stats, scores, tops, part, shards, kernel.ranking_key)
-        block = Block(scores, part, len(linear_weight), spread, rescore, shards.ranks, keywords, level, tops, bound)
+        block = Block(
+            *(scores, part, len(linear_weight), spread, rescore, shards.ranks, keywords, level, tops, bound),
+            triton=options.backend == TRITON,
+        )
         capped = None
         if through_cap and not kernel.undoes_cap(block):
             # The slope of a cap is a function of the capped scores, which the kernel overwrites: a second table. Blocks

@@ -122,6 +122,7 @@ class Block:
     level: the dispatch level of the native library that serves the call; None where plain torch does.
     tops: (n, groups) the largest score of each group of 64 classes, where the native products have found it; else None.
     bound: (n, 1) what a kernel with a `list_length` compares the scores with; None for others.
+    triton: whether the member's Triton kernels serve the call.
     """
 
     scores: Tensor
@@ -134,6 +135,7 @@ class Block:
     level: str | None = None
     tops: Tensor | None = None
     bound: Tensor | None = None
+    triton: bool = False
 
     @property
     def row_bound(self) -> Tensor:
@@ -146,6 +148,11 @@ class Block:
 def native_rows(block: Block) -> bool:
     """Whether native code serves a block and sees all classes of its rows."""
     return block.level is not None and block.ranks.alone
+
+
+def triton_rows(block: Block) -> bool:
+    """Whether Triton kernels serve a block and see all classes of its rows."""
+    return block.triton and block.ranks.alone
 
 
 @dataclass(frozen=True)
@@ -162,6 +169,7 @@ class Kernel:
         others a copy of the scores is kept until the gradient is there.
     list_length: K of a kernel that compares scores with the K-th largest of their row, over all classes: those that are
         left out of sums are among them. None where it does not.
+    triton: the name of its Triton kernels, which are checked once per name and device; "" where it has none.
     """
 
     run: Callable[[Block], BlockResult]
@@ -170,3 +178,4 @@ class Kernel:
     ranking_key: Callable[[Tensor], Tensor] | None = None
     undoes_cap: Callable[[Block], bool] = lambda block: False
     list_length: int | None = None
+    triton: str = ""

@@ -28,6 +28,7 @@ from manymax.engine.ranks import Shards
 from manymax.engine.row_target import RowTarget, check_live, counted_rows, listed, live_classes, row_target
 from manymax.engine.statistics import LossResult, missing_value
 from manymax.engine.target import Form, SoftTarget, Target, negative_weights, read_target
+from manymax.engine.triton_check import settle_back_end
 from manymax.errors import ArgumentError, ArgumentTypeError
 from manymax.ops.checks import refuse_transforms, working
 from manymax.ops.processor import check_bf16
@@ -272,7 +273,7 @@ def blocked_loss(call: HeadCall, kernel: Kernel) -> Tensor | LossResult:
     """
     refuse_transforms(call.queries, call.vectors, call.bias)
     call = call.without_empty_rows()
-    keywords, ranks, rows = call.keywords, call.shards.ranks, call.rows()
+    keywords, ranks, rows = settle_back_end(call.keywords, kernel, call.queries, call.shards.num_classes), call.shards.ranks, call.rows()
     factor = call.factor
     scale = torch.ones_like(rows.total) if factor is None else factor
     if keywords.multilabel == "normalized":

@@ -24,8 +24,9 @@ from manymax.errors import ManymaxError, check_choice
 
 PACKAGE = Path(__file__).parents[1]
 LIBRARIES = PACKAGE / FOLDER
-# "auto" and "native" leave the level open; levels of several architectures share a name.
-BACKENDS = ("auto", "torch", "native", *dict.fromkeys(level.backend for level in NATIVE_LEVELS))
+# "auto" and "native" leave the level open; levels of several architectures share a name. "triton" is no native code, and
+# has its own file.
+BACKENDS = ("auto", "torch", "triton", "native", *dict.fromkeys(level.backend for level in NATIVE_LEVELS))
 VARIABLE = "MANYMAX_BACKEND"  # of the environment: what "auto" stands for
 SUFFIXES = {torch.float32: "float32", torch.float64: "float64"}  # of the C functions, by dtype
 # Tried one after the other until the kernels find their OpenMP functions. None is for what torch has loaded already.
@@ -51,7 +52,7 @@ def resolve(backend: str) -> str | None:
 @cache
 def _resolve(backend: str, name: str = "options.backend") -> str | None:
     check_choice(name, backend, BACKENDS)
-    if backend == "torch":
+    if backend in ("torch", "triton"):
         return None
     if backend not in ("auto", "native"):
         wanted = backend.removeprefix("native-")

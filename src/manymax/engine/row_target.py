@@ -110,12 +110,16 @@ class RowTarget:
         # The difference before the product, so that a common offset of the scores costs no digits; where there is no
         # weight the value may be -inf.
         value = (self.weights * torch.where(self.weights != 0, picked - offset, 0)).sum(1)
+        return value if self.share is None else value + self.spread_part(offset, spread)
+
+    def spread_part(self, offset: Tensor, spread: Tensor | None) -> Tensor | float:
+        """The part of smoothing in `inner`, (n,); 0 without smoothing."""
         if self.share is None or self.class_weight is None or spread is None:
-            return value
+            return 0.0
         # sum_c class_weight_c (v_c - offset) as a difference of two sums, each of them up to C times the offset: it
         # cancels, and needs float64.
         smoothing_part = spread.double() - self.class_weight.sum(dtype=torch.float64) * offset.squeeze(1).double()
-        return value + self.share * smoothing_part.to(value.dtype)
+        return self.share * smoothing_part.to(self.share.dtype)
 
     def subtract_(self, table: Tensor, factor: Tensor | None = None, divisor: Tensor | None = None) -> None:
         """table -= t / total x factor / divisor, in place.

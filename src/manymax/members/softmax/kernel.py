@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from manymax.engine import native, native_library
-from manymax.engine.blocks import PIECE, Block, BlockResult, Dense, Kernel, Sparse, native_rows
+from manymax.engine.blocks import PIECE, Block, BlockResult, Dense, Kernel, Sparse, native_rows, triton_rows
 from manymax.engine.cost import DOUBLE, MARKED, EntryCost, NativeCost, Work, exact_cost, exact_traffic
 from manymax.engine.positives import take_positives_
 from manymax.engine.ranks import columns
@@ -25,6 +25,8 @@ COST = exact_cost(
 # sum_j exp(s_j - max) and sum_i t_i (s_i - max).
 TRAFFIC = exact_traffic(sums=2, row=MARKED + 2 * DOUBLE)
 
+# The name of its kernels in kernel_triton.py.
+TRITON = "softmax"
 # A positive with a probability below this has too few digits left in float32, whose normal numbers end at 1e-38, for
 # its logarithm to be the loss.
 LEAST_PROBABILITY = 1e-30
@@ -39,7 +41,7 @@ def softmax_kernel() -> Kernel:
         >>> manymax.linear_softmax_loss(input, vectors, torch.tensor([0]))
         tensor(0.3490)
     """
-    return Kernel(block_softmax, omega=omega, undoes_cap=in_one_pass)
+    return Kernel(block_softmax, omega=omega, undoes_cap=in_one_pass, triton=TRITON)
 
 
 def block_softmax(block: Block) -> BlockResult:
@@ -47,16 +49,21 @@ def block_softmax(block: Block) -> BlockResult:
     keywords = block.keywords
     if keywords.decoupled or block.target.hit is not None:
         return _compared_rows(block)
+    if triton_rows(block):
+        from manymax.members.softmax.kernel_triton import block_softmax_triton
+
+        return block_softmax_triton(block)
     if not block.ranks.alone or keywords.z_loss > 0 or keywords.stats:
         return _rows_in_parts(block)
     return _native_rows(block) if in_one_pass(block) else _whole_rows(block)
 
 
 def in_one_pass(block: Block) -> bool:
-    """Whether kernel.cpp finishes the rows of a block: one sum per row, over classes of this process alone."""
+    """Whether kernel.cpp or kernel_triton.py finishes the rows of a block, over classes of this process alone."""
     keywords = block.keywords
-    sums = block.target.hit is not None or keywords.decoupled or keywords.z_loss > 0 or keywords.stats
-    return native_rows(block) and not sums
+    if block.target.hit is not None or keywords.decoupled:
+        return False
+    return triton_rows(block) or (native_rows(block) and not (keywords.z_loss > 0 or keywords.stats))
 
 
 def _native_rows(block: Block) -> BlockResult:
@@ -133,7 +140,7 @@ def _rows_in_parts(block: Block) -> BlockResult:
     # Before anything is overwritten; for float rows `pick` is a view of the scores, hence the copy.
     positive_scores = target.pick(block.scores).clone()
     support = _live_classes(block)
-    rank_maximum, rank_sum, moment = (_sum_in_place if in_torch else _native_sum_in_place)(block)
+    rank_maximum, rank_sum, moment = _sums(block)
     # First exchange. A nan on one rank wins, so that all ranks raise the same error and none waits for the others.
     maximum = ranks.maximum(rank_maximum)
     check_finite(maximum)
@@ -186,7 +193,7 @@ def _compared_rows(block: Block) -> BlockResult:
     positives = take_positives_(block)
     scores, weights = positives.scores, positives.weights
     without_tops = replace(block, tops=None)  # a maximum may have been that of a positive
-    rank_maximum, rank_sum, _ = (_sum_in_place if in_torch else _native_sum_in_place)(without_tops)
+    rank_maximum, rank_sum, _ = _sums(without_tops)
     positive = weights != 0
     maximum = ranks.maximum(rank_maximum).double()
     positives.check(maximum)
@@ -258,6 +265,15 @@ def _statistics(
     if support is not None:
         found["support"] = ranks.sum(support)
     return found
+
+
+def _sums(block: Block) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Maxima (n, 1), sums of exponentials (n,) and sum_c q_c log q_c (n,) over the classes of this rank; see below."""
+    if block.triton:
+        from manymax.members.softmax.kernel_triton import sum_in_place_triton
+
+        return sum_in_place_triton(block)
+    return (_sum_in_place if block.level is None else _native_sum_in_place)(block)
 
 
 def _native_sum_in_place(block: Block) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from manymax.engine.blocks import PIECE, Block, BlockResult, Dense, Kernel, Mixed, Sparse
+from manymax.engine.blocks import PIECE, Block, BlockResult, Dense, Kernel, Mixed, Sparse, triton_rows
 from manymax.engine.cost import DOUBLE, MARKED, EntryCost, Work, exact_cost
 from manymax.engine.list_bound import list_traffic
 from manymax.members.softmax.kernel import block_softmax
@@ -38,6 +38,10 @@ def talos_kernel(k: int = 20, tau: float = 1.0) -> Kernel:
     def run(block: Block) -> BlockResult:
         scores, rescore = block.scores, block.rescore
         bound = block.row_bound
+        if _fused(block):
+            from manymax.members.softmax.kernel_triton import Link, block_softmax_triton
+
+            return block_softmax_triton(block, Link(bound, tau))
         if block.target.bound is not None:
             # nan and +inf would pass for a class at the top of the list, where every score is the same. The search for
             # the K-th largest finds them.
@@ -56,7 +60,12 @@ def talos_kernel(k: int = 20, tau: float = 1.0) -> Kernel:
             result.parts = [_times_slopes(part, slopes) for part in result.parts]
         return result
 
-    return Kernel(run, list_length=k)
+    return Kernel(run, undoes_cap=_fused, list_length=k, triton="talos")
+
+
+def _fused(block: Block) -> bool:
+    """Whether a Triton kernel takes log h, its softmax and the slopes in one go: one sum per row, all classes here."""
+    return triton_rows(block) and block.target.hit is None and not block.keywords.decoupled
 
 
 def _to_log_h_(scores: Tensor, bound: Tensor, tau: float, slopes: Tensor | None) -> Tensor:
