@@ -135,8 +135,8 @@ def wrong_direction(trees: dict[str, ast.Module]) -> list[str]:
 def foreign(trees: dict[str, ast.Module]) -> list[str]:
     """'a imports b' for every import in the library of anything but torch, the standard library and the package.
 
-    Files of Triton kernels import Triton; they are imported themselves by a statement inside of the function that launches
-    a kernel (see `loads_triton`).
+    Files of Triton kernels import Triton; they are imported themselves by a statement inside of the function that
+    launches a kernel (see `loads_triton`).
     """
     known = {"manymax", "torch", *sys.stdlib_module_names}
     return [

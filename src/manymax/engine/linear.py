@@ -273,7 +273,8 @@ def blocked_loss(call: HeadCall, kernel: Kernel) -> Tensor | LossResult:
     """
     refuse_transforms(call.queries, call.vectors, call.bias)
     call = call.without_empty_rows()
-    keywords, ranks, rows = settle_back_end(call.keywords, kernel, call.queries, call.shards.num_classes), call.shards.ranks, call.rows()
+    keywords = settle_back_end(call.keywords, kernel, call.queries, call.shards.num_classes)
+    ranks, rows = call.shards.ranks, call.rows()
     factor = call.factor
     scale = torch.ones_like(rows.total) if factor is None else factor
     if keywords.multilabel == "normalized":

@@ -24,8 +24,8 @@ from manymax.errors import ManymaxError, check_choice
 
 PACKAGE = Path(__file__).parents[1]
 LIBRARIES = PACKAGE / FOLDER
-# "auto" and "native" leave the level open; levels of several architectures share a name. "triton" is no native code, and
-# has its own file.
+# "auto" and "native" leave the level open; levels of several architectures share a name. "triton" is no native
+# code: see triton_backend.py.
 BACKENDS = ("auto", "torch", "triton", "native", *dict.fromkeys(level.backend for level in NATIVE_LEVELS))
 VARIABLE = "MANYMAX_BACKEND"  # of the environment: what "auto" stands for
 SUFFIXES = {torch.float32: "float32", torch.float64: "float64"}  # of the C functions, by dtype

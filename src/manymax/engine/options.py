@@ -37,9 +37,10 @@ class HeadOptions:
         first backward frees them.
     backend: "auto" runs the native kernel of a member where there is one that serves, and plain torch elsewhere.
         On a GPU "auto" is Triton, for members that have kernels for it, once these agree with plain torch there;
-        "triton" is an error where they cannot serve. "torch" is plain torch; "native" is an error where the native kernel cannot serve; "native-avx512",
-        "native-avx2" and "native-plain" are its levels, each an error where the processor has not got it. The variable
-        MANYMAX_BACKEND of the environment says what "auto" stands for. `manymax doctor` shows what is used, and why.
+        "triton" is an error where they cannot serve. "torch" is plain torch; "native" is an error where the native
+        kernel cannot serve; "native-avx512", "native-avx2" and "native-plain" are its levels, each an error where the
+        processor has not got it. The variable MANYMAX_BACKEND of the environment says what "auto" stands for. `manymax
+        doctor` shows what is used, and why.
     allow_slow: run what this processor is slow at instead of refusing it.
     compiled: the old name of `backend`. True is "native" where it serves and torch elsewhere; False is "auto".
     """

@@ -22,8 +22,8 @@ from torch import Tensor
 from manymax.ops.checks import readable
 
 BACKEND = "triton"  # its name among the back ends
-# Scores of a row that a program holds at a time: with 4 warps one load of 16 bytes in each thread. It does not depend on the
-# length of a row, which is a run-time argument: a kernel is compiled once for all of them.
+# Scores of a row that a program holds at a time: with 4 warps one load of 16 bytes in each thread. It does not depend
+# on the length of a row, which is a run-time argument: a kernel is compiled once for all of them.
 BLOCK = 512
 WARPS = 4
 # Positives that are looked at together; rows with more take several turns.

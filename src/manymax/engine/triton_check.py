@@ -85,6 +85,7 @@ _GRADIENTS = ("gradients of queries", "gradients of class vectors", "gradients o
 
 def _results(kernel: Kernel, like: Tensor, backend: str) -> list[Tensor]:
     """Losses and gradients of a small case on one back end."""
+
     # From arithmetic and not from a generator, whose state belongs to the caller.
     def spread(*shape: int, step: float) -> Tensor:
         count = torch.arange(torch.Size(shape).numel(), device=like.device, dtype=torch.float64)

@@ -73,7 +73,7 @@ def subtract_from_entries(values, places, size, ids, amounts, positives, factor,
     Returns:
         The number of entries.
     """
-    for p in range(0, positives):
+    for p in range(positives):
         amount = tl.load(amounts + p) * factor
         if amount != 0:
             # The entries written so far, also those of the turn before, must be visible to all threads.

@@ -1,4 +1,4 @@
-"""Softmax of rows of scores in Triton: losses, statistics and gradients in one read of the scores and one more to write.
+"""Softmax of rows of scores in Triton: losses and statistics in one read of the scores, gradients in one more.
 
 The maximum and the sum of exponentials come from one pass, relative to the largest score so far: where a larger one is
 met, the sum is multiplied by e^(old - new). The second pass writes
@@ -263,7 +263,7 @@ def block_softmax_triton(block: Block, link: Link | None = None) -> BlockResult:
     target, scores, keywords = block.target, block.scores, block.keywords
     n, stride = scores.shape
     # Few numbers, and only where somebody needs them. For float rows `pick` is a view of the scores, hence the copy.
-    needed = target.share is not None or keywords.softcap is not None or link is not None or bool(keywords.stats)
+    needed = keywords.softcap is not None or link is not None or bool(keywords.stats)
     picked = target.pick(scores).clone() if needed else None
     losses, maxima, moments = (scores.new_empty(n) for _ in range(3))
     log_sums = scores.new_empty(n, dtype=torch.float64)
@@ -289,13 +289,14 @@ def block_softmax_triton(block: Block, link: Link | None = None) -> BlockResult:
     )
     check_finite(maxima)
     if target.share is not None:
-        losses -= target.spread_part(maxima.unsqueeze(1), block.spread)
+        losses = losses - target.spread_part(maxima.unsqueeze(1), block.spread)
     result = BlockResult(losses, log_sums=log_sums.unsqueeze(1))
     if target.coefficient is not None:
         result.parts.append(Dense(scores, target.row_coefficient))
     if keywords.stats and picked is not None:
         values = picked if link is None else link.values(picked)
-        found = target_statistics(keywords.stats, target, values.double() - result.log_sums, block.ranks.sum)
+        log_probs = values.double() - log_sums.unsqueeze(1)
+        found = target_statistics(keywords.stats, target, log_probs, block.ranks.sum)
         known = found | {"log_z": log_sums, "entropy": -moments, "support": support}
         result.stats = {name: known[name] for name in keywords.stats if name in known}
     return result
