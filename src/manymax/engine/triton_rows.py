@@ -92,3 +92,73 @@ def subtract_from_entries(values, places, size, ids, amounts, positives, factor,
                 size += 1
     tl.debug_barrier()
     return size
+
+
+@triton.jit
+def append(values, places, size, numbers, columns, chosen, capacity):
+    """Append the chosen numbers and their columns to a list; returns its size, which counts what found no room too."""
+    count = tl.sum(chosen.to(tl.int32), 0)
+    if count > 0:
+        at = size + tl.cumsum(chosen.to(tl.int32), 0) - 1
+        room = chosen & (at < capacity)
+        tl.store(values + at, numbers, mask=room)
+        tl.store(places + at, columns, mask=room)
+    return size + count
+
+
+@triton.jit
+def gather_above(row, classes, values, places, capacity, origin, cut, BLOCK: tl.constexpr):
+    """The scores of a row above origin + cut, and their classes, as a list; returns how many there are."""
+    size = 0
+    for start in range(0, classes, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        s = load_scores(row, columns, classes)
+        # The difference first: the sum would be rounded to the origin where scores are large.
+        size = append(values, places, size, s, columns, s - origin > cut, capacity)
+    tl.debug_barrier()
+    return size
+
+
+@triton.jit
+def gather_near_maximum(row, classes, values, places, capacity, reach, BLOCK: tl.constexpr):
+    """The maximum of a row, and a list of scores that holds all that are less than `reach` below it; one read.
+
+    What is listed was near the largest score so far, so that the list may hold more. The maximum is nan where a score
+    is nan. Returns the maximum and the size of the list.
+    """
+    top = tl.full([], float("-inf"), row.dtype.element_ty)
+    nan = tl.zeros([BLOCK], tl.int32)
+    size = 0
+    for start in range(0, classes, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        s = load_scores(row, columns, classes)
+        nan |= (s != s).to(tl.int32)
+        top = tl.maximum(top, tl.max(s, 0))
+        size = append(values, places, size, s, columns, (s > float("-inf")) & (s - top > -reach), capacity)
+    tl.debug_barrier()
+    return tl.where(tl.max(nan, 0) > 0, float("nan"), top), size
+
+
+@triton.jit
+def sum_below_maximum(row, ids, weights, positives, maximum, LANES: tl.constexpr):
+    """sum_i t_i (s_i - max s) over the listed classes: only differences of scores, whatever their offset is."""
+    part = tl.zeros([LANES], row.dtype.element_ty)
+    for start in range(0, positives, LANES):
+        lanes = start + tl.arange(0, LANES)
+        weight = tl.load(weights + lanes, mask=lanes < positives, other=0.0)
+        id = tl.load(ids + lanes, mask=lanes < positives, other=0)
+        s = tl.load(row + id, mask=weight != 0, other=0.0)
+        part += tl.where(weight != 0, weight * (s - maximum), 0.0)
+    return tl.sum(part, 0)
+
+
+@triton.jit
+def scale_entries(row, values, places, size, factor, cap, CAP: tl.constexpr, BLOCK: tl.constexpr):
+    """Multiply entries by a factor, and under a soft cap by the slopes at their scores, which the row still holds."""
+    for start in range(0, size, BLOCK):
+        lanes = start + tl.arange(0, BLOCK)
+        value = tl.load(values + lanes, mask=lanes < size, other=0.0) * factor
+        if CAP:
+            place = tl.load(places + lanes, mask=lanes < size, other=0)
+            value *= slope_of_cap(tl.load(row + place, mask=lanes < size, other=0.0), cap)
+        tl.store(values + lanes, value, mask=lanes < size)
