@@ -25,7 +25,7 @@ from manymax.engine.triton_backend import BACKEND, refuses
 from manymax.errors import ManymaxError
 
 # Of the comparison, relative to the largest number of a tensor. In float32 plain torch may multiply in TF32.
-TOLERANCE = {torch.float32: 2e-3, torch.float64: 1e-9}
+DIFFERENCE = {torch.float32: 2e-3, torch.float64: 1e-9}
 CLASSES, ROWS, DIM = 150, 6, 8
 
 _found: dict[tuple[str, torch.device, torch.dtype], str | None] = {}
@@ -73,14 +73,14 @@ def _compare(kernel: Kernel, like: Tensor) -> str | None:
             expected, found = (_results(kernel, like, backend) for backend in ("torch", BACKEND))
     except Exception as error:  # whatever a compiler may raise: a device that is not known to it, or no compiler at all
         return f"{name} does not run on {like.device}: {type(error).__name__}: {str(error).strip()[:500]}"
-    for what, ours, theirs in zip(("losses", *_GRADIENTS), found, expected, strict=True):
+    for what, ours, theirs in zip(("losses", *_TENSORS), found, expected, strict=True):
         gap = float((ours.double() - theirs.double()).abs().max() / theirs.double().abs().max().clamp(min=1e-3))
-        if not gap <= TOLERANCE[like.dtype]:  # true for nan
+        if not gap <= DIFFERENCE[like.dtype]:  # true for nan
             return f"{name} differs from plain torch on {like.device}: its {what} are off by {gap:.0e}."
     return None
 
 
-_GRADIENTS = ("gradients of queries", "gradients of class vectors", "gradients of the bias", "gradient of the setting")
+_TENSORS = ("gradients of queries", "gradients of class vectors", "gradients of the bias", "gradient of the setting")
 
 
 def _results(kernel: Kernel, like: Tensor, backend: str) -> list[Tensor]:

@@ -243,7 +243,7 @@ def parts_of_rows(scores, stride, classes, maxima, sums, moments, MOMENT: tl.con
         tl.store(moments + r, (moment / total - tl.log(total)).to(tl.float64))
 
 
-class Link(NamedTuple):
+class LogSigmoid(NamedTuple):
     """What softmax is taken of, where that is log sigma(s - b) / tau. bound: (n, 1) b. tau: the divisor."""
 
     bound: Tensor
@@ -258,7 +258,7 @@ class Link(NamedTuple):
         return torch.sigmoid(self.bound - scores) / self.tau
 
 
-def block_softmax_triton(block: Block, link: Link | None = None) -> BlockResult:
+def block_softmax_triton(block: Block, link: LogSigmoid | None = None) -> BlockResult:
     """Losses, statistics and gradient of a block of scores (n, C'), which holds all classes of its rows."""
     target, scores, keywords = block.target, block.scores, block.keywords
     n, stride = scores.shape
@@ -303,7 +303,7 @@ def block_softmax_triton(block: Block, link: Link | None = None) -> BlockResult:
 
 
 def _amounts(
-    target: RowTarget, weights: Tensor, picked: Tensor | None, softcap: float | None, link: Link | None
+    target: RowTarget, weights: Tensor, picked: Tensor | None, softcap: float | None, link: LogSigmoid | None
 ) -> Tensor:
     """What is subtracted at the listed classes: their weights, times the slopes of what the scores went through."""
     if target.ids is None or picked is None:

@@ -39,9 +39,9 @@ def talos_kernel(k: int = 20, tau: float = 1.0) -> Kernel:
         scores, rescore = block.scores, block.rescore
         bound = block.row_bound
         if _fused(block):
-            from manymax.members.softmax.kernel_triton import Link, block_softmax_triton
+            from manymax.members.softmax.kernel_triton import LogSigmoid, block_softmax_triton
 
-            return block_softmax_triton(block, Link(bound, tau))
+            return block_softmax_triton(block, LogSigmoid(bound, tau))
         if block.target.bound is not None:
             # nan and +inf would pass for a class at the top of the list, where every score is the same. The search for
             # the K-th largest finds them.
