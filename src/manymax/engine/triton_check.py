@@ -26,7 +26,7 @@ from manymax.errors import ManymaxError
 
 # Of the comparison, relative to the largest number of a tensor. In float32 plain torch may multiply in TF32.
 DIFFERENCE = {torch.float32: 2e-3, torch.float64: 1e-9}
-CLASSES, ROWS, DIM = 150, 6, 8
+CHECKED_CLASSES, CHECKED_ROWS, CHECKED_DIM = 150, 6, 8
 
 _found: dict[tuple[str, torch.device, torch.dtype], str | None] = {}
 
@@ -93,17 +93,19 @@ def _results(kernel: Kernel, like: Tensor, backend: str) -> list[Tensor]:
 
     # Rows whose scores are close together and rows whose scores are not; the second half of the classes repeats the
     # first, so that there are ties.
-    scale = torch.tensor([1 / 64, 1.0, 4.0], device=like.device, dtype=like.dtype).repeat(ROWS // 3).unsqueeze(1)
-    input = scale * spread(ROWS, DIM, step=0.6180339887)
-    vectors = spread(CLASSES // 2, DIM, step=0.7548776662).repeat(2, 1)
-    bias = torch.zeros(CLASSES, device=like.device, dtype=like.dtype)
+    scale = (
+        torch.tensor([1 / 64, 1.0, 4.0], device=like.device, dtype=like.dtype).repeat(CHECKED_ROWS // 3).unsqueeze(1)
+    )
+    input = scale * spread(CHECKED_ROWS, CHECKED_DIM, step=0.6180339887)
+    vectors = spread(CHECKED_CLASSES // 2, CHECKED_DIM, step=0.7548776662).repeat(2, 1)
+    bias = torch.zeros(CHECKED_CLASSES, device=like.device, dtype=like.dtype)
     bias[3::5] = -torch.inf
-    ids = torch.arange(2 * ROWS, device=like.device).reshape(ROWS, 2) * 5
+    ids = torch.arange(2 * CHECKED_ROWS, device=like.device).reshape(CHECKED_ROWS, 2) * 5
     weights = torch.ones_like(ids, dtype=like.dtype)
     weights[1, 1] = 0  # padding
     coefficient = torch.full_like(weights[:, 0], 0.5)
     target = RowTarget(ids, weights, None, None, weights.sum(1), coefficient)
     keywords = Keywords(options=HeadOptions(backend=backend))
-    shards, wants = Shards((CLASSES,)), (True, True, True)
+    shards, wants = Shards((CHECKED_CLASSES,)), (True, True, True)
     losses, gradients, setting, _ = run(input, vectors, bias, target, kernel, keywords, shards, wants)
     return [losses, *(part for part in gradients.finish() if part is not None), setting]
