@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from manymax.distributed.collectives import ProcessRanks
-from manymax.distributed.sharding import make_shards, overlaps
+from manymax.distributed.sharding import local_shard, make_shards, overlaps
 from manymax.engine.exclude import read_listed_ids
 from manymax.engine.head import LinearHead
 from manymax.engine.linear import HeadCall, check_linear
+from manymax.engine.placement import is_distributed
 from manymax.engine.ranking import linear_topk
 from manymax.engine.ranks import Shards
 from manymax.engine.target import SoftTarget, Target
@@ -118,7 +119,8 @@ class ShardedHead(nn.Module):
         Args:
             input: (..., d) queries, the same on every rank.
             target: as the head takes it, with ids among all classes, the same on every rank.
-            linear_weight: (classes of this rank, d), to use instead of the head's own class vectors.
+            linear_weight: (classes of this rank, d), to use instead of the head's own class vectors; or a DTensor
+                (classes, d) that is sharded on dimension 0 over the same ranks.
             per_call: further keywords of the head's own call (`row_weight`, `exclude`, ...), the same on every rank.
 
         Returns:
@@ -248,9 +250,18 @@ class ShardedHead(nn.Module):
         if linear_weight is None:
             if linear is None:
                 raise ArgumentError("this head was built without class vectors: pass `linear_weight`.")
+            # The mark that torch leaves on a module whose parameters it has taken.
+            if getattr(linear, "_is_fsdp_managed_module", False):
+                raise ArgumentError(
+                    "`fully_shard` has taken the class vectors of a ShardedHead for parameters that are the same on all"
+                    " ranks, and has mixed the classes of different ranks: pass it"
+                    " `ignored_params=set(sharded_head.parameters())`."
+                )
             return linear.weight, linear.bias
         if not isinstance(linear_weight, Tensor):
             raise ArgumentTypeError(f"`linear_weight` must be a tensor; got {type(linear_weight).__name__}.")
+        if is_distributed(linear_weight):
+            return local_shard(linear_weight, self.shards), None
         if linear_weight.shape[:1] != (self.shards.size,):
             raise ArgumentError(
                 f"`linear_weight` must have {self.shards.size} rows, the classes of rank {self.shards.ranks.rank};"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
 
 from manymax.engine.ranks import Ranks, Shards
-from manymax.errors import ArgumentError
+from manymax.errors import ArgumentError, ArgumentTypeError
 
 
 def even_sizes(num_classes: int, ranks: int) -> tuple[int, ...]:
@@ -34,6 +37,37 @@ def make_shards(num_classes: int, sizes: Sequence[int] | None, ranks: Ranks) -> 
             f"`sizes` must be {ranks.size} sizes of at least 1 with sum {num_classes}, one for each rank; got {chosen}."
         )
     return Shards(chosen, ranks)
+
+
+def local_shard(linear_weight: Any, shards: Shards) -> Tensor:
+    """The rows of this rank of a DTensor (classes, d) that is sharded on dimension 0; gradients go back to the DTensor.
+
+    Args:
+        linear_weight: spread over the ranks of `shards`, in their order.
+        shards: which classes each rank holds.
+    """
+    mesh, placements, classes = linear_weight.device_mesh, linear_weight.placements, linear_weight.shape[0]
+    if mesh.ndim != 1 or type(placements[0]).__name__ != "Shard" or placements[0].dim != 0:
+        raise ArgumentTypeError(
+            "`linear_weight` must be a DTensor that is sharded on dimension 0 over one dimension of ranks, with the"
+            f" placements (Shard(0),); got {tuple(placements)} over a mesh of shape {tuple(mesh.shape)}. Bring it"
+            " there by `linear_weight.redistribute(mesh, [Shard(0)])`; over several dimensions of ranks pass the rows"
+            " of this rank as a plain tensor."
+        )
+    ranks = shards.ranks
+    if mesh.size() != ranks.size or mesh.get_local_rank() != ranks.rank:
+        raise ArgumentError(
+            f"`linear_weight` is spread over {mesh.size()} ranks, of which this is number {mesh.get_local_rank()}; the"
+            f" head over {ranks.size}, of which this is number {ranks.rank}: build it with `group=mesh.get_group()`."
+        )
+    # As torch cuts it: all ranks but the last have equally many rows.
+    size = -(-classes // ranks.size)
+    sizes = tuple(min(size, max(0, classes - rank * size)) for rank in range(ranks.size))
+    if sizes != shards.sizes:
+        hint = f"build it with `sizes={sizes}`" if min(sizes) > 0 else "take fewer ranks: every one needs a class"
+        raise ArgumentError(f"`linear_weight` has {sizes} classes on its ranks, and the head {shards.sizes}; {hint}.")
+    local: Tensor = linear_weight.to_local()
+    return local
 
 
 def overlaps(shards: Shards, spans: Sequence[tuple[int, int]]) -> list[tuple[int, slice]]:

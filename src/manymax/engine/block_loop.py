@@ -15,15 +15,20 @@ from manymax.engine.gradients import Gradients
 from manymax.engine.half import WIDENED, widened
 from manymax.engine.keywords import Keywords
 from manymax.engine.list_bound import block_bound
-from manymax.engine.options import PAD
+from manymax.engine.options import PAD, HeadOptions
+from manymax.engine.positives import mask_
 from manymax.engine.ranks import Shards
 from manymax.engine.row_target import RowTarget
 from manymax.engine.scoring import Scoring
 from manymax.engine.statistics import of_scores
 from manymax.engine.triton_backend import BACKEND as TRITON
+from manymax.ops.checks import visible
 
 # Class vectors that are converted to float64 at a time: a float64 copy of all of them would be twice their size.
 FLOAT64_ROWS = 1 << 16
+# On a device: scores and rows of a block at most. 1 GB of float32, or an eighth of the free memory if that is less.
+DEVICE_SCORES = 1 << 28
+DEVICE_ROWS = 1 << 13
 
 
 def run(
@@ -52,9 +57,7 @@ def run(
         (N,) that `keywords.stats` names, in that order.
     """
     options = keywords.options
-    # From the largest shard, not from this rank's own: a kernel exchanges sums for each block, so that ranks that cut
-    # the rows differently would add up sums of different rows, or wait for each other for ever.
-    step = options.rows(padded_length(max(shards.sizes)))
+    step = block_rows(options, shards, input.device)
     # One buffer for all blocks: writing to memory for the first time costs about as much as the matmul.
     buffer = input.new_empty(min(step, input.shape[0]), padded_length(linear_weight.shape[0]))
     scorer = Scorer.of(input, linear_weight, linear_bias, keywords, native.level_for(options, buffer))
@@ -101,6 +104,23 @@ def run(
             grad_setting = grad_setting + result.grad_setting
     rows = [torch.cat([block[name] for block in stats]) if stats else input.new_zeros(0) for name in keywords.stats]
     return torch.cat(losses) if losses else input.new_zeros(0), gradients, grad_setting, rows
+
+
+def block_rows(options: HeadOptions, shards: Shards, device: torch.device) -> int:
+    """The number of rows of a block, the same on every rank."""
+    # From the largest shard, not from this rank's own: a kernel exchanges sums for each block, so that ranks that cut
+    # the rows differently would add up sums of different rows, or wait for each other for ever.
+    classes = padded_length(max(shards.sizes))
+    given = options.block_rows is not None or options.block_scores != HeadOptions.block_scores
+    if device.type == "cpu" or given:
+        return options.rows(classes)
+    # No cache to stay in: as few launches as memory allows. Ranks may have devices of different sizes.
+    scores = DEVICE_SCORES if shards.ranks.alone else DEVICE_SCORES // 4
+    if shards.ranks.alone and device.type == "cuda" and torch.cuda.is_available():
+        # A power of two: blocks, and with them the order of sums, stay the same while memory comes and goes a little.
+        free = torch.cuda.mem_get_info(device)[0] // 32
+        scores = min(scores, 1 << max(free.bit_length() - 1, 20))
+    return min(DEVICE_ROWS, max(64, scores // classes // 64 * 64))
 
 
 @dataclass(frozen=True)
@@ -188,8 +208,11 @@ def leave_out(target: RowTarget, scores: Tensor, tops: Tensor | None) -> Tensor 
     """Mask the classes that are excluded in scores (n, C'); returns the maxima of groups, as far as they still hold."""
     if target.excluded is None:
         return tops
-    row, column = (target.excluded >= 0).nonzero(as_tuple=True)
-    scores[row, target.excluded[row, column]] = -torch.inf
+    if visible(scores):
+        row, column = (target.excluded >= 0).nonzero(as_tuple=True)
+        scores[row, target.excluded[row, column]] = -torch.inf
+    else:
+        mask_(scores, target.excluded, target.excluded >= 0)
     return None  # a maximum may be gone
 
 

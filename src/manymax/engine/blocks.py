@@ -26,6 +26,13 @@ from manymax.errors import ManymaxError
 # Scores that a kernel works on at a time where it goes over them several times. 2^17 float32 scores are 512 KB: they
 # and two tables of the same size stay in the processor's cache, where a whole block (32 MB or more) would not.
 PIECE = 1 << 17
+# On a device there is no cache to stay in, and a launch costs as much as a pass over a million scores: 128 MB.
+DEVICE_PIECE = 1 << 25
+
+
+def piece_size(scores: Tensor) -> int:
+    """The number of scores that a kernel in plain torch works on at a time, by the device that they are on."""
+    return PIECE if scores.device.type == "cpu" else DEVICE_PIECE
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from manymax.engine.scoring import ScaledQueries
 from manymax.engine.statistics import OF_SCORES
 from manymax.engine.target import SoftTarget, Target, negative_weights
 from manymax.errors import ArgumentError, ArgumentTypeError
-from manymax.ops.checks import visible
+from manymax.ops.checks import readable, visible
 
 
 def read_excluded(
@@ -27,7 +27,8 @@ def read_excluded(
     if member.kind == "sampled":  # its positives are no part of the draws
         return listed, None
     excluded, hit = spare_positives(listed, target, num_classes)
-    if not visible(hit) or hit.any():
+    # With one positive per row there is none to hit. Else a device is waited for, once and before the blocks.
+    if hit.shape[1] > 1 and (not readable(hit) or hit.any()):
         if not member.log_partition:
             raise ArgumentError(
                 f"`exclude` lists a positive of a row with several, for which {member.name} has no closed form: pass"

@@ -51,9 +51,13 @@ def spare_positives(exclude: Tensor, target: Target, num_classes: int) -> tuple[
     ranked, order = torch.where(positive, target.ids, num_classes).sort(1)
     place = torch.searchsorted(ranked, exclude).clamp(max=ranked.shape[1] - 1)
     own = (ranked.gather(1, place) == exclude) & (exclude >= 0)
-    row, column = own.nonzero(as_tuple=True)
-    found = torch.zeros_like(positive)
-    found[row, place[row, column]] = True
+    if visible(own):
+        row, column = own.nonzero(as_tuple=True)
+        found = torch.zeros_like(positive)
+        found[row, place[row, column]] = True
+    else:  # nobody waits for their number
+        none = torch.zeros_like(positive, dtype=torch.uint8)
+        found = none.scatter_reduce(1, place, own.to(torch.uint8), "amax") > 0
     # The search finds the first of equal positives; the others share what became of it.
     found = found.gather(1, torch.searchsorted(ranked, ranked))
     hit = torch.zeros_like(positive).scatter(1, order, found) & positive

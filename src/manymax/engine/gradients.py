@@ -13,6 +13,7 @@ from manymax.engine.blocks import Dense, Mixed, Sparse
 from manymax.engine.half import WIDENED, widened
 from manymax.engine.row_sparse import row_sparse, rows_of_table
 from manymax.engine.scoring import Scoring
+from manymax.ops.checks import visible
 from manymax.ops.lookup import lookup
 
 
@@ -243,7 +244,8 @@ class Gradients:
         self.entries.clear()
         if self.grad_input is not None:
             by_row = rows, classes, values
-            if bool((rows[1:] < rows[:-1]).any()):  # the native kernels give rows in order: no sort
+            # The native kernels give rows in order: no sort. On a device looking would cost more than sorting.
+            if not visible(rows) or bool((rows[1:] < rows[:-1]).any()):
                 permutation = rows.int().argsort(stable=True)  # int32: torch sorts it by radix, several times faster
                 by_row = rows[permutation], classes[permutation], values[permutation]
             self._add_to_input(*by_row)
@@ -255,7 +257,8 @@ class Gradients:
         permutation = classes.int().argsort(stable=True)
         rows, classes, values = rows[permutation], classes[permutation], values[permutation]
         few = self.grad_vectors is not None and 8 * len(classes) <= self.num_classes
-        if self.sparse_grad or few:
+        # On a device the host does not know how many classes are touched: the sums are a table, also of `sparse_grad`.
+        if (self.sparse_grad or few) and visible(classes):
             # Only the touched classes get a row, so that memory and time follow the entries and not C.
             touched, position = classes.unique_consecutive(return_inverse=True)
             sums = sum_bags(position, rows, values, self.input, len(touched))
@@ -293,7 +296,9 @@ class Gradients:
         for some in torch.arange(len(rows), device=rows.device).split(WIDENED):
             vectors = lookup(self.vectors, classes[some]).to(self.input.dtype)
             place = torch.arange(len(some), device=rows.device)
-            first, last = int(rows[some[0]]), int(rows[some[-1]]) + 1
+            first, last = 0, len(self.input)
+            if visible(rows):  # the rows that these entries are in
+                first, last = int(rows[some[0]]), int(rows[some[-1]]) + 1
             self.grad_input[first:last] += sum_bags(rows[some] - first, place, values[some], vectors, last - first)
 
 
@@ -310,8 +315,11 @@ def sum_bags(bags: Tensor, ids: Tensor, values: Tensor, table: Tensor, count: in
         table: (rows, d).
         count: the number of bags.
     """
-    counts = torch.bincount(bags, minlength=count)
-    offsets = counts.cumsum(0) - counts  # where each bag begins
+    if visible(bags):
+        counts = torch.bincount(bags, minlength=count)
+        offsets = counts.cumsum(0) - counts  # where each bag begins
+    else:  # counting makes the host wait for the largest number of a bag
+        offsets = torch.searchsorted(bags, torch.arange(count, device=bags.device))
     # Measured on one thread, per entry with d = 64: embedding_bag 4 to 15 ns, a product with a CSR matrix 60 ns,
     # index_add_ 125 to 140 ns.
     return embedding_bag(ids, table, offsets, mode="sum", per_sample_weights=values.to(table.dtype))

@@ -24,6 +24,7 @@ from manymax.engine.member import Member
 from manymax.engine.native_library import resolve
 from manymax.engine.options import HeadOptions
 from manymax.engine.pair_averages import read_pair_ids
+from manymax.engine.placement import refuse_distributed
 from manymax.engine.ranks import Shards
 from manymax.engine.row_target import RowTarget, check_live, counted_rows, listed, live_classes, row_target
 from manymax.engine.statistics import LossResult, missing_value
@@ -138,6 +139,7 @@ def check_linear(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | Non
         if value is not None and (not isinstance(value, Tensor) or not value.is_floating_point()):
             kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
             raise ArgumentTypeError(f"`{name}` must be a float tensor; got {kind}.")
+    refuse_distributed(**tensors)
     if linear_weight.ndim != 2 or linear_weight.shape[0] == 0:
         raise ArgumentError(f"`linear_weight` must be (classes, features); got shape {tuple(linear_weight.shape)}.")
     if input.ndim == 0 or input.shape[-1] != linear_weight.shape[1]:
@@ -186,6 +188,7 @@ def read_call(
         shards: which classes this rank holds; all of them if None.
     """
     check_linear(input, linear_weight, linear_bias)
+    refuse_distributed(target=target)
     if keywords.shift:
         input, target = shifted(input, target)
     check_keywords(member, keywords)

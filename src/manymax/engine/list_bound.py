@@ -63,7 +63,7 @@ def block_bound(scores: Tensor, k: int, ranks: Ranks) -> Tensor:
         best = ranks.sum(places).reshape(n, ranks.size * k).topk(k, 1).values
     check_finite(best[:, :1])  # nan counts as the largest
     found = best[:, -1:] if best.shape[1] == k else torch.full_like(best[:, :1], -torch.inf)
-    if (found > -torch.inf).all():  # the same on all ranks
+    if visible(found) and (found > -torch.inf).all():  # the same on all ranks
         return found
     return torch.maximum(found, -ranks.maximum(-lowest(scores)))
 

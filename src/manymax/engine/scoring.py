@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from manymax.engine import native
-from manymax.engine.blocks import PIECE, Dense, Mixed, Sparse
+from manymax.engine.blocks import Dense, Mixed, Sparse, piece_size
 from manymax.engine.half import widened
+from manymax.ops.checks import visible
 
 # Class vectors whose gradients are worked on at a time, so that they and their gradients stay in cache.
 IN_CACHE = 1 << 11
@@ -76,7 +77,7 @@ class Scoring:
     bias: (C,) or None.
     softcap: c, or None.
     level: the dispatch level of the native library that serves the call; None for plain torch.
-    has_zero: whether some class vector is zero, with `normalize`.
+    has_zero: whether some class vector may be zero, with `normalize`.
     """
 
     num_classes: int
@@ -97,7 +98,9 @@ class Scoring:
         norms = torch.cat([torch.linalg.vector_norm(part, dim=1) for _, part in widened(vectors, wide)])
         # 1 for a zero vector, whose products are 0 whatever the factor is.
         scale = 1 / torch.where(norms > 0, norms, 1)
-        return cls(vectors.shape[0], scale, bias, softcap, level, not bool(norms.all()))
+        # On a device nobody waits for the answer, and there may be one.
+        has_zero = not (visible(norms) and bool(norms.all()))
+        return cls(vectors.shape[0], scale, bias, softcap, level, has_zero)
 
     @property
     def plain(self) -> bool:
@@ -154,7 +157,7 @@ class Scoring:
             native.chain_gradient(self.level, table, count, rows, *how)
             return part
         assert isinstance(part, Dense)  # native kernels alone leave packed rows
-        step = max(1, PIECE // table.shape[1])
+        step = max(1, piece_size(table) // table.shape[1])
         for start in range(0, len(table), step):  # in pieces, so that temporary tables stay in cache
             piece = table[start : start + step]
             if capped is not None:

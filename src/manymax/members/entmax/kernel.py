@@ -35,13 +35,15 @@ from manymax.engine.row_target import RowTarget
 from manymax.errors import ArgumentError
 from manymax.members.entmax.alpha import read_alpha
 from manymax.members.entmax.autograd import omega_slope
+from manymax.members.entmax.from_levels import bases_and_probs_, conjugate_of, dense_gradient, grad_alpha
 from manymax.members.entmax.level_search import Piece, native_sums, plain_sums, search_levels
 from manymax.members.entmax.loss import omega
 from manymax.members.entmax.statistics import add_statistics, statistics, wanted_sums
+from manymax.members.entmax.unseen import unseen_rows
 from manymax.members.softmax.kernel import COST as SOFTMAX_COST
 from manymax.members.softmax.kernel import block_softmax, in_one_pass
 from manymax.ops import levels, simplex
-from manymax.ops.checks import check_finite
+from manymax.ops.checks import check_finite, visible
 from manymax.ops.row_blocks import row_blocks
 
 # At alpha = 1.5 and 2 the powers of the probabilities are products; at any other alpha every step of the search takes a
@@ -119,18 +121,14 @@ def block_entmax(alpha: float, wants_alpha: bool = False) -> Callable[[Block], B
         if block.level is not None:
             whole = block.ranks.alone
             return (_native_rows if whole else _sharded_native)(block, positive_scores, alpha, wants_alpha)
+        if not visible(block.scores):
+            return unseen_rows(block, positive_scores, alpha, wants_alpha)
         if not block.ranks.alone:
             return _sharded_rows(block, positive_scores, alpha, wants_alpha)
         result, dense_before = _whole_rows(block, positive_scores, alpha, wants_alpha, dense_before)
         return result
 
     return run
-
-
-def _conjugate(moment: Tensor, level: Tensor, alpha: float) -> Tensor:
-    """Omega*(s) - max s = (sum_i u_i p_i - 1) / alpha - v, from the sum and the level in either form, (n,) each."""
-    v = level if levels.level_is_v(alpha - 1) else (level - 1) / (alpha - 1)
-    return (moment - 1) / alpha - v
 
 
 def _native_rows(block: Block, positive_scores: Tensor, alpha: float, wants_alpha: bool) -> BlockResult:
@@ -142,18 +140,9 @@ def _native_rows(block: Block, positive_scores: Tensor, alpha: float, wants_alph
     rows.run("entmax_rows", torch.tensor(alpha, dtype=torch.float64), level, slopes, entropy, support)
     check_finite(rows.maximum)
     inner = target.inner(positive_scores, rows.maximum, block.spread)
-    losses = target.total * _conjugate(rows.value, level, alpha) - inner
+    losses = target.total * conjugate_of(rows.value, level, alpha) - inner
     stats = statistics(block, positive_scores, rows.maximum, level, alpha, entropy, support)
-    return BlockResult(losses.to(block.scores.dtype), [*rows.parts], _grad_alpha(target, slopes), stats)
-
-
-def _grad_alpha(target: RowTarget, slopes: Tensor | None) -> Tensor | None:
-    """The gradient in alpha, (), from d Omega(p) / d alpha of the rows (n,); None where it is not wanted."""
-    if slopes is None or target.coefficient is None:
-        return None
-    # d Omega*(s) / d alpha = -d Omega(p) / d alpha at fixed p, because p maximises <p, s> - Omega(p). On several ranks
-    # this is the part of the classes of this one; the parts of all ranks are added up outside of the kernel.
-    return -(target.row_coefficient * slopes).sum()
+    return BlockResult(losses.to(block.scores.dtype), [*rows.parts], grad_alpha(target, slopes), stats)
 
 
 def _whole_rows(
@@ -186,9 +175,9 @@ def _whole_rows(
         if wants_alpha:
             slopes[wide_rows] = omega_slope(probs.double(), alpha_tensor)
         if target.coefficient is not None:
-            result.parts.append(_dense_gradient(target, probs, wide_rows))
+            result.parts.append(dense_gradient(target, probs, wide_rows))
     result.losses = target.total * conjugate.squeeze(1) - target.inner(positive_scores, maximum, block.spread)
-    result.grad_setting = _grad_alpha(target, slopes.squeeze(1) if wants_alpha else None)
+    result.grad_setting = grad_alpha(target, slopes.squeeze(1) if wants_alpha else None)
     level = levels.level_from_log_top(log_top, alpha - 1).squeeze(1)
     result.stats = statistics(block, positive_scores, maximum, level, alpha, entropy, support)
     return result, len(wide_rows) == scores.shape[0]
@@ -207,15 +196,6 @@ def _below_maximum(scores: Tensor, maximum: Tensor, rows: Tensor) -> Tensor:
     """d = s - max s of some rows, (m, C'): in place where these are all rows of the block, else in a copy."""
     # The difference comes first in every formula: s + level would be rounded to s where the scores have a large offset.
     return scores.sub_(maximum) if len(rows) == len(scores) else scores[rows].sub_(maximum[rows])
-
-
-def _dense_gradient(target: RowTarget, probs: Tensor, rows: Tensor) -> Dense:
-    """The gradient of some rows from their probabilities (m, C'), in place of these."""
-    # coefficient (total p - t) = coefficient total (p - t / total): the row factor goes on the queries (m, d) and not
-    # on the table, which is C / d times as large.
-    part = target[rows]
-    part.subtract_(probs)
-    return Dense(probs, part.row_coefficient, None if len(rows) == len(target.total) else rows)
 
 
 def support_entries(target: RowTarget, probs: Tensor, candidates: simplex.Candidates, block: Block) -> Dense | Sparse:
@@ -294,9 +274,9 @@ def _sharded_native(block: Block, positive_scores: Tensor, alpha: float, wants_a
     entropy, support = wanted_sums(block)
     rows.run("entmax_gradients", alpha_tensor, level.contiguous(), slopes, entropy, support)
     moment, inner = ranks.sum(columns(rows.value, inner)).unbind(1)
-    losses = (target.total * _conjugate(moment, level, alpha) - inner).to(scores.dtype)
+    losses = (target.total * conjugate_of(moment, level, alpha) - inner).to(scores.dtype)
     stats = statistics(block, positive_scores, maximum, level, alpha, entropy, support)
-    return BlockResult(losses, [*rows.parts], _grad_alpha(target, slopes), stats)
+    return BlockResult(losses, [*rows.parts], grad_alpha(target, slopes), stats)
 
 
 def _sharded_rows(block: Block, positive_scores: Tensor, alpha: float, wants_alpha: bool) -> BlockResult:
@@ -331,7 +311,7 @@ def _sharded_rows(block: Block, positive_scores: Tensor, alpha: float, wants_alp
     entropy, support = wanted_sums(block)
     for rows, d in few + whole:
         # From here on the pieces, and with them `table`, hold probabilities.
-        u, probs = _bases_and_probs_(d, level[rows].to(d.dtype), beta)
+        u, probs = bases_and_probs_(d, level[rows].to(d.dtype), beta)
         # This rank's part of sum u p = sum p^alpha. The sum is in float64: 1 is subtracted from it below.
         moment[rows] = u.mul_(probs).sum(1, keepdim=True, dtype=torch.float64)
         add_statistics(probs, rows, entropy, support)
@@ -341,11 +321,11 @@ def _sharded_rows(block: Block, positive_scores: Tensor, alpha: float, wants_alp
         for found, (rows, probs) in zip(narrow, few, strict=True):
             result.parts.append(support_entries(target[rows], probs, found, block))
         if len(wide_rows):
-            result.parts.append(_dense_gradient(target, table, wide_rows))
+            result.parts.append(dense_gradient(target, table, wide_rows))
     # The last exchange: what the losses need, sum u p and sum_i t_i (s_i - max s).
     moment, inner = ranks.sum(columns(moment.squeeze(1), inner)).unbind(1)
-    result.losses = (target.total * _conjugate(moment, level.squeeze(1), alpha) - inner).to(scores.dtype)
-    result.grad_setting = _grad_alpha(target, slopes.squeeze(1) if wants_alpha else None)
+    result.losses = (target.total * conjugate_of(moment, level.squeeze(1), alpha) - inner).to(scores.dtype)
+    result.grad_setting = grad_alpha(target, slopes.squeeze(1) if wants_alpha else None)
     result.stats = statistics(block, positive_scores, maximum, level.squeeze(1), alpha, entropy, support)
     return result
 
@@ -369,11 +349,6 @@ def _bound_and_cut(own: Tensor, beta: float, ranks: Ranks) -> tuple[Tensor, Tens
     # so that rounding leaves no class of the support out.
     cut = -1 / beta - (bound + 1e-4) if levels.level_is_v(beta) else -(bound * (1 + 1e-4)) / beta
     return bound, cut
-
-
-def _bases_and_probs_(d: Tensor, level: Tensor, beta: float) -> tuple[Tensor, Tensor]:
-    """u, in a new table, and p = u^(1 / beta), which overwrites d."""
-    return levels.power_bases(d, level, beta, torch.empty_like(d)), levels.probabilities_(d, level, beta)
 
 
 def _at_least_one(candidates: simplex.Candidates, scores: Tensor) -> simplex.Candidates:

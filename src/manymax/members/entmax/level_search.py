@@ -59,7 +59,7 @@ def _newton(sums: Callable[[Tensor], Tensor], level: Tensor, tolerance: float, b
 class Piece(NamedTuple):
     """Some rows (m,) of a block, and for these d = s - max s of classes of this rank, (m, K)."""
 
-    rows: Tensor
+    rows: Tensor | slice
     table: Tensor
 
 

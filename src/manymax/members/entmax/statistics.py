@@ -21,7 +21,7 @@ def wanted_sums(block: Block) -> tuple[Tensor | None, Tensor | None]:
     return entropy, support
 
 
-def add_statistics(probs: Tensor, rows: Tensor, entropy: Tensor | None, support: Tensor | None) -> None:
+def add_statistics(probs: Tensor, rows: Tensor | slice, entropy: Tensor | None, support: Tensor | None) -> None:
     """Write entropy and support size of some rows, from their probabilities (m, K)."""
     if entropy is not None:
         entropy[rows] = torch.special.entr(probs).sum(1, dtype=torch.float64)

@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from manymax.engine import native
-from manymax.engine.blocks import PIECE, Block, BlockResult, Dense, Kernel, native_rows
+from manymax.engine.blocks import Block, BlockResult, Dense, Kernel, native_rows, piece_size
 from manymax.engine.cost import EntryCost, NativeCost, Work, exact_cost
 from manymax.engine.row_target import RowTarget
 from manymax.errors import ArgumentError
 from manymax.members.lambda_loss.loss import DISTANCE, RANK, best_first, beyond, gain, ideal_dcg, near
-from manymax.ops.checks import check_finite
+from manymax.ops.checks import check_finite, readable, visible
 from manymax.ops.row_blocks import row_blocks
 
 COST = exact_cost(
@@ -72,10 +72,12 @@ def lambda_kernel(variant: str = DISTANCE, k: int = 20, sigma: float = 1.0) -> K
     def run(block: Block) -> BlockResult:
         scores, weights = block.scores, block.target.weights
         counts = weights != 0
-        if (counts & (block.target.pick(scores) == -torch.inf)).any():
+        if visible(scores) and (counts & (block.target.pick(scores) == -torch.inf)).any():
             check_finite(scores.amax(1))  # reported before a masked positive that may follow from it
             raise ArgumentError("`target` names a class whose score is -inf: a masked class cannot be a positive.")
-        tables = _tables(block.num_classes, variant, k, scores.dtype, scores.device)
+        # Fake tensors are not for keeping: those of another mode are of no use to the next.
+        tables_of = _tables if readable(scores) else _tables.__wrapped__
+        tables = tables_of(block.num_classes, variant, k, scores.dtype, scores.device)
         ideal = ideal_dcg(counts.sum(1), counts.shape[1], k).to(weights.dtype)
         target = replace(block.target, weights=weights / ideal.unsqueeze(1))
         block = replace(block, target=target)
@@ -97,7 +99,9 @@ def _rows(block: Block, tables: Tables, sigma: float) -> BlockResult:
     scores, target = block.scores[:, : block.num_classes], block.target
     check_finite(scores.amax(1))
     losses = scores.new_zeros(len(scores))
-    for rows in row_blocks(len(scores), scores.shape[1], PIECE):  # in pieces, which stay in cache between the passes
+    for rows in row_blocks(
+        len(scores), scores.shape[1], piece_size(scores)
+    ):  # in pieces, which stay in cache between the passes
         losses[rows], gradient = _piece(scores[rows], target[rows], tables, sigma)
         scores[rows] = gradient
     parts = [] if target.coefficient is None else [Dense(block.scores, target.coefficient)]

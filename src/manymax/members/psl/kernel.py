@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from manymax.engine import native_library
-from manymax.engine.blocks import PIECE, Block, BlockResult, Dense, Kernel
+from manymax.engine.blocks import Block, BlockResult, Dense, Kernel, piece_size
 from manymax.engine.cost import DOUBLE, EntryCost, NativeCost, Work, exact_cost, exact_traffic
 from manymax.engine.positives import Positives, take_positives_
 from manymax.engine.ranks import Ranks
@@ -111,7 +111,7 @@ def _run(block: Block, power: _Power) -> BlockResult:
     among = [_Among(positives, power, p, target.hit, not keywords.decoupled) for p in range(width)]
     log_others = others.reference + others.total.log()
     log_sums = torch.logaddexp(log_others, torch.cat([each.log_sum for each in among], 1))
-    if (positive & (log_sums == -torch.inf)).any():
+    if visible(log_sums) and (positive & (log_sums == -torch.inf)).any():
         raise ArgumentError(
             "a row has no class left that its positive is compared with: every other one is excluded, or so far below"
             " that g is 0. Take scores of a smaller range, such as cosines / 2, or leave `decoupled` out."
@@ -176,7 +176,9 @@ def _sums_in_torch(block: Block, labels: Tensor, power: _Power) -> tuple[Tensor,
     """
     scores, (n, width) = block.scores, labels.shape
     top, found = scores.amax(1, keepdim=True), scores.new_zeros(3, n, width, dtype=torch.float64)
-    for rows in row_blocks(len(scores), scores.shape[1], PIECE):  # in pieces, which stay in cache between the passes
+    for rows in row_blocks(
+        len(scores), scores.shape[1], piece_size(scores)
+    ):  # in pieces, which stay in cache between the passes
         for p in range(width):
             log_h, slope = power.terms(scores[rows] - labels[rows, p : p + 1])
             reference = log_h.amax(1, keepdim=True)
@@ -210,7 +212,7 @@ def _write_gradient(block: Block, labels: Tensor, reference: Tensor, shares: Ten
         more = labels.contiguous(), reference, shares.contiguous(), labels.shape[1], _exponent(power)
         native_library.call(block.level, "psl_gradients", scores, *table, *more, numbers=power.numbers, threads=True)
         return
-    for rows in row_blocks(len(scores), scores.shape[1], PIECE):
+    for rows in row_blocks(len(scores), scores.shape[1], piece_size(scores)):
         total = torch.zeros_like(scores[rows])
         for p in range(labels.shape[1]):
             log_h, slope = power.terms(scores[rows] - labels[rows, p : p + 1])

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from manymax.engine import native, native_library
-from manymax.engine.blocks import PIECE, Block, BlockResult, Dense, Kernel, Sparse, merged, native_rows
+from manymax.engine.blocks import Block, BlockResult, Dense, Kernel, Sparse, merged, native_rows, piece_size
 from manymax.engine.cost import DOUBLE, MARKED, EntryCost, NativeCost, Work, exact_cost, exact_traffic
+from manymax.engine.positives import listed_places
 from manymax.engine.ranks import Ranks
 from manymax.engine.row_target import RowTarget
 from manymax.errors import ArgumentError
@@ -66,8 +67,10 @@ def block_rankmax(block: Block) -> BlockResult:
         return _sharded_rows(block)
     target, scores = block.target, block.scores
     target, labels = _sorted_positives(target, target.pick(scores))
-    masked = bool((labels == -torch.inf).any())
     block = replace(block, target=target)
+    if not visible(scores):
+        return _unseen_rows(block, labels)
+    masked = bool((labels == -torch.inf).any())
     # kernel.cpp takes a masked positive for one with the cut -inf, above which is every class: it is refused below.
     if not masked and block.level is not None:
         rows = native.KernelCall(block)
@@ -101,6 +104,17 @@ def block_rankmax(block: Block) -> BlockResult:
             # The coefficients of the rows are in the table already: they differ between the positives of a row.
             result.parts.append(Dense(table, torch.ones_like(own[:, 0]), None if everything else wide_rows))
     return result
+
+
+def _unseen_rows(block: Block, labels: Tensor) -> BlockResult:
+    """The result of a block on a device, where nothing is looked at: passes over whole rows."""
+    target, scores = block.target, block.scores
+    losses, own = _to_gradient_(scores, target, labels)
+    if own is None:
+        return BlockResult(losses)
+    assert target.ids is not None
+    scores.scatter_add_(1, target.ids, torch.where(target.weights != 0, own, 0))
+    return BlockResult(losses, [Dense(scores, torch.ones_like(losses))])
 
 
 def _sorted_positives(target: RowTarget, positive_scores: Tensor) -> tuple[RowTarget, Tensor]:
@@ -140,7 +154,7 @@ def _to_gradient_(scores: Tensor, target: RowTarget, labels: Tensor) -> tuple[Te
     weights, losses = target.weights.to(scores.dtype), scores.new_zeros(len(scores))
     factors = None if target.coefficient is None else target.coefficient.to(scores.dtype).unsqueeze(1) * weights
     own = None if factors is None else torch.zeros_like(labels)
-    for rows, most in _pieces(labels, scores.shape[1]):
+    for rows, most in _pieces(labels, scores):
         part, part_labels = scores[rows], labels[rows, :most]
         sums_of = _sums_by_passes_ if most <= MOST_PASSES else _sums_by_buckets_
         sums, own_part = sums_of(part, part_labels, None if factors is None else factors[rows, :most])
@@ -152,16 +166,19 @@ def _to_gradient_(scores: Tensor, target: RowTarget, labels: Tensor) -> tuple[Te
     return losses, own
 
 
-def _pieces(labels: Tensor, classes: int) -> list[tuple[slice | Tensor, int]]:
+def _pieces(labels: Tensor, scores: Tensor) -> list[tuple[slice | Tensor, int]]:
     """Rows that fit into cache together, and the largest number of positives among them.
 
     Every row of a piece pays for that number, so that rows with about as many positives go together.
     """
+    classes, size = scores.shape[1], piece_size(scores)
+    if not visible(labels):  # on a device the counts are not looked at
+        return [(rows, labels.shape[1]) for rows in row_blocks(len(labels), classes, size)]
     count = (labels < torch.inf).sum(1).clamp(min=1)
     if bool((count == count[:1]).all()):
         # The usual case, one positive per row: slices, which copy nothing.
-        return [(rows, int(count[0])) for rows in row_blocks(len(labels), classes, PIECE)]
-    parts = count.argsort(stable=True).split(max(1, PIECE // max(1, classes)))
+        return [(rows, int(count[0])) for rows in row_blocks(len(labels), classes, size)]
+    parts = count.argsort(stable=True).split(max(1, size // max(1, classes)))
     return [(rows, int(count[rows[-1]])) for rows in parts]
 
 
@@ -232,21 +249,28 @@ def _sums_above(buckets: Tensor) -> Tensor:
 def _sharded_rows(block: Block) -> BlockResult:
     """The result of a block whose classes are split over ranks: each sums over its own, then the sums are added up."""
     target, scores, ranks = block.target, block.scores, block.ranks
-    group_tops = simplex.group_maxima(scores) if block.level is None else None
+    # On a device nothing is looked for in groups.
+    group_tops = simplex.group_maxima(scores) if block.level is None and visible(scores) else None
     # The first exchange. A nan on one rank reaches all of them, so that all raise and none waits for the others.
     check_finite(ranks.maximum(scores.amax(1) if group_tops is None else group_tops.amax(1)))
     labels, weights, target = _labels_of_all_ranks(target, scores, ranks)
-    if group_tops is None:
+    if block.level is not None:
         return _sharded_native(replace(block, target=target), labels, weights)
     lowest = labels[:, :1]
-    cut = torch.full_like(lowest, -1.0)
-    narrow, wide_rows = simplex.collect(scores, group_tops, lowest, lowest, cut)
+    narrow: list[simplex.Candidates] = []
+    wide_rows = torch.arange(len(scores), device=scores.device)
+    if group_tops is not None:
+        cut = torch.full_like(lowest, -1.0)
+        narrow, wide_rows = simplex.collect(scores, group_tops, lowest, lowest, cut)
     table = scores if len(wide_rows) == len(scores) else scores[wide_rows]
     # Candidates in float64, because they are few; whole rows as views of `table`, so few at a time that they stay in
     # cache while the sums of all positives are taken.
     pieces = [(candidates.rows, candidates.scores.double()) for candidates in narrow]
     pieces += [
-        (wide_rows[rows], table[rows]) for rows in row_blocks(table.shape[0], table.shape[1], simplex.SCORES_PER_BLOCK)
+        (wide_rows[rows], table[rows])
+        for rows in row_blocks(
+            table.shape[0], table.shape[1], simplex.SCORES_PER_BLOCK if visible(table) else piece_size(table)
+        )
     ]
     own = scores.new_zeros(*labels.shape, 2, dtype=torch.float64)
     for rows, s in pieces:
@@ -341,5 +365,6 @@ def _shares_in_place_(scores: Tensor, labels: Tensor, shares: Tensor) -> None:
 def _entries_of_positives(target: RowTarget, values: Tensor) -> Sparse:
     """Entries of those positives that this rank holds, from values (n, P) of all."""
     assert target.ids is not None
-    row, position = (target.weights != 0).nonzero(as_tuple=True)
+    row, position = listed_places(target.weights)
+    values = torch.where(target.weights != 0, values, 0)
     return Sparse(row, target.ids[row, position], values[row, position].to(target.weights.dtype))

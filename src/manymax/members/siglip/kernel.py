@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from manymax.engine.blocks import PIECE, Block, BlockResult, Dense, Kernel
+from manymax.engine.blocks import Block, BlockResult, Dense, Kernel, piece_size
+from manymax.engine.row_target import RowTarget
 from manymax.errors import ArgumentError
 from manymax.ops.checks import visible
 
@@ -22,12 +24,9 @@ def block_siglip(block: Block) -> BlockResult:
     The other way, softplus(s) for all and s_y subtracted, would lose the digits of a small loss at a large s_y.
     """
     target, scores = block.target, block.scores
-    assert target.ids is not None  # listed by `Takes`: no float rows
-    row, column = (target.weights != 0).nonzero(as_tuple=True)
-    positive = row, target.ids[row, column]
-    scores[positive] = -scores[positive]
+    _turn_positives_(scores, target)
     losses = scores.new_zeros(len(scores))
-    step = max(1, PIECE // scores.shape[1])
+    step = max(1, piece_size(scores) // scores.shape[1])
     for start in range(0, len(scores), step):  # in pieces, which stay in cache between the two passes
         piece = scores[start : start + step]
         losses[start : start + step] = _softplus_sums(piece)
@@ -39,8 +38,21 @@ def block_siglip(block: Block) -> BlockResult:
         raise ArgumentError("`scores` must not hold nan or +inf, nor -inf at a positive; got at least one such row.")
     if target.coefficient is None:
         return BlockResult(losses)
-    scores[positive] = -scores[positive]
+    _turn_positives_(scores, target)
     return BlockResult(losses, [Dense(scores, target.factor)])
+
+
+def _turn_positives_(scores: Tensor, target: RowTarget) -> None:
+    """Turn the signs of the positives of each row, in place."""
+    assert target.ids is not None  # listed by `Takes`: no float rows
+    if visible(scores):
+        row, column = (target.weights != 0).nonzero(as_tuple=True)
+        positive = row, target.ids[row, column]
+        scores[positive] = -scores[positive]
+        return
+    # On a device nobody waits for their number: s - 2 s, which is exact, and nothing where a row has fewer.
+    own = scores.gather(1, target.ids)
+    scores.scatter_add_(1, target.ids, torch.where(target.weights != 0, -2 * own, 0))
 
 
 def _softplus_sums(scores: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 from manymax.engine.blocks import Block, BlockResult, Kernel, Sparse
 from manymax.engine.cost import DOUBLE, MARKED, EntryCost, Work, exact_cost
 from manymax.engine.list_bound import list_traffic
+from manymax.engine.positives import listed_places
 from manymax.engine.statistics import target_statistics
 from manymax.members.softmax.kernel import block_softmax
 
@@ -64,7 +65,7 @@ def sl_at_k_kernel(k: int = 20, gate_temperature: float = 10.0) -> Kernel:
             losses = nll + block.keywords.z_loss * result.log_sums.square()
         slopes = gates * (1 - gates) / gate_temperature
         values = target.coefficient.double().unsqueeze(1) * target.weights * torch.where(slopes > 0, slopes * losses, 0)
-        row, column = (positive & (values != 0)).nonzero(as_tuple=True)
+        row, column = listed_places(torch.where(positive, values, 0))
         # Without ids the weights cover all classes in order.
         classes = column if target.ids is None else target.ids[row, column]
         result.parts.append(Sparse(row, classes, values[row, column].to(dtype)))

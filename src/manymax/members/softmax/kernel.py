@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from manymax.engine import native, native_library
-from manymax.engine.blocks import PIECE, Block, BlockResult, Dense, Kernel, Sparse, native_rows, triton_rows
+from manymax.engine.blocks import Block, BlockResult, Dense, Kernel, Sparse, native_rows, piece_size, triton_rows
 from manymax.engine.cost import DOUBLE, MARKED, EntryCost, NativeCost, Work, exact_cost, exact_traffic
-from manymax.engine.positives import take_positives_
+from manymax.engine.positives import listed_places, take_positives_
 from manymax.engine.ranks import columns
 from manymax.engine.statistics import target_statistics
 from manymax.errors import ArgumentError
 from manymax.members.softmax.loss import omega
-from manymax.ops.checks import check_finite
+from manymax.ops.checks import check_finite, visible
 
 COST = exact_cost(
     EntryCost(Work(exponentials=1), calls=60, plain=2.5),
@@ -53,7 +53,8 @@ def block_softmax(block: Block) -> BlockResult:
         from manymax.members.softmax.kernel_triton import block_softmax_triton
 
         return block_softmax_triton(block)
-    if not block.ranks.alone or keywords.z_loss > 0 or keywords.stats:
+    # On a device rows in which the positives underflow cannot be looked for: its maximum is known for every row there.
+    if not block.ranks.alone or keywords.z_loss > 0 or keywords.stats or not visible(block.scores):
         return _rows_in_parts(block)
     return _native_rows(block) if in_one_pass(block) else _whole_rows(block)
 
@@ -161,17 +162,19 @@ def _rows_in_parts(block: Block) -> BlockResult:
     # d (log Z + c (log Z)^2) = (1 + 2 c log Z) p
     share = (factor * rank_sum / partition if in_torch else factor / partition) * (1 + 2 * z_loss * log_z)
     share = share.to(dtype)
-    if target.ids is not None and target.share is None:
+    in_table = ranks.alone and not visible(block.scores)  # all of the row is here, and entries would have to be sorted
+    if target.ids is not None and target.share is None and not in_table:
         # coefficient (total share e - t): the factor of the row stays outside of the table, and the few positives are
         # entries of their own, because it may be 0 in float32 where another rank holds all of the probability.
-        row, column = (target.weights != 0).nonzero(as_tuple=True)
+        row, column = listed_places(target.weights)
         values = -(target.factor.unsqueeze(1) * target.weights)[row, column]
         result.parts += [
             Dense(block.scores, target.row_coefficient * share),
             Sparse(row, target.ids[row, column], values.to(dtype)),
         ]
         return result
-    block.scores.mul_(share.unsqueeze(1))
+    if not in_table or z_loss > 0:  # else it is 1
+        block.scores.mul_(share.unsqueeze(1))
     target.subtract_(block.scores)
     result.parts.append(Dense(block.scores, target.row_coefficient))
     return result
@@ -204,7 +207,7 @@ def _compared_rows(block: Block) -> BlockResult:
     each = torch.where(positive, (scores - top).exp(), 0)
     counted = each if target.hit is None else torch.where(target.hit, 0, each)
     sums = others + _sum_without_one(counted) + own * each
-    if (positive & (sums == 0)).any():
+    if visible(sums) and (positive & (sums == 0)).any():
         raise ArgumentError("a row has no class left that its positive is compared with: every other one is excluded.")
     log_sums = torch.where(positive, sums, 1).log()
     log_z = log_sums + top
@@ -306,16 +309,21 @@ def _native_sum_in_place(block: Block) -> tuple[Tensor, Tensor, Tensor | None]:
 
 def _sum_in_place(block: Block) -> tuple[Tensor, Tensor, Tensor | None]:
     """The same in plain torch, but for the scores: they become their softmax, e^(s - m) divided by the sums."""
-    maximum = block.scores.amax(1, keepdim=True)
+    looks = visible(block.scores)
+    # The place of the maximum spares a device a pass; on a processor a maximum without it is faster.
+    maximum, place = (block.scores.amax(1, keepdim=True), None) if looks else block.scores.max(1, keepdim=True)
     probs = torch.softmax(block.scores, 1, out=block.scores)
     masked = (maximum == -torch.inf).squeeze(1)
-    if masked.any():
+    if not looks and not block.ranks.alone:
+        probs.masked_fill_(masked.unsqueeze(1), 1.0)
+    elif looks and masked.any():
         # All classes of the row on this rank are masked, and their softmax is nan. With 1 in place of nan the factor
         # exp(-inf) makes both their share of the partition function and their gradient 0.
         probs[masked] = 1.0
     moment = None
     if "entropy" in block.keywords.stats:
-        step = max(1, PIECE // probs.shape[1])
+        step = max(1, piece_size(probs) // probs.shape[1])
         moment = -torch.cat([torch.special.entr(piece).sum(1, dtype=torch.float64) for piece in probs.split(step)])
     # Without another pass for the sum: the largest probability is 1 / sum_j exp(s_j - m).
-    return maximum, 1 / probs.amax(1).double(), moment
+    largest = probs.amax(1) if place is None else probs.gather(1, place).squeeze(1)
+    return maximum, 1 / largest.double(), moment

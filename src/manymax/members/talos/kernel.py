@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from manymax.engine.blocks import PIECE, Block, BlockResult, Dense, Kernel, Mixed, Sparse, triton_rows
+from manymax.engine.blocks import Block, BlockResult, Dense, Kernel, Mixed, Sparse, piece_size, triton_rows
 from manymax.engine.cost import DOUBLE, MARKED, EntryCost, Work, exact_cost
 from manymax.engine.list_bound import list_traffic
 from manymax.members.softmax.kernel import block_softmax
@@ -47,7 +47,9 @@ def talos_kernel(k: int = 20, tau: float = 1.0) -> Kernel:
             # the K-th largest finds them.
             check_finite(block.ranks.maximum(scores.amax(1, keepdim=True)))
         slopes = None if block.target.coefficient is None else torch.empty_like(scores)
-        for rows in row_blocks(len(scores), scores.shape[1], PIECE):  # pieces that stay in cache between the passes
+        for rows in row_blocks(
+            len(scores), scores.shape[1], piece_size(scores)
+        ):  # pieces that stay in cache between the passes
             _to_log_h_(scores[rows], bound[rows], tau, None if slopes is None else slopes[rows])
 
         def rescore_log_h(rows: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from manymax.engine.blocks import PIECE, Block, BlockResult, Dense, Kernel
+from manymax.engine.blocks import Block, BlockResult, Dense, Kernel, piece_size
 from manymax.engine.cost import DOUBLE, EntryCost, Work, exact_cost, exact_traffic
 from manymax.engine.ranks import columns
 from manymax.engine.row_target import RowTarget
@@ -49,7 +49,7 @@ def taylor_kernel(order: int = 2) -> Kernel:
     def run(block: Block) -> BlockResult:
         target, scores = block.target, block.scores
         # f and f' are two more tables, and in float64 twice as large: some rows at a time, which stay in cache.
-        pieces = row_blocks(scores.shape[0], scores.shape[1], PIECE)
+        pieces = row_blocks(scores.shape[0], scores.shape[1], piece_size(scores))
         found = _statistics(block, pieces, order)  # before the gradient overwrites the scores
         if block.ranks.alone:
             # The padding is -inf, and a polynomial of it is not 0 as an exponential would be: it is left out of all
@@ -93,12 +93,12 @@ def _whole_rows_(scores: Tensor, target: RowTarget, order: int) -> Tensor:
     total = terms.sum(1, keepdim=True)
     live = None
     # f(-inf) = +inf at an even order. So one look at the sums tells whether there is a masked class at all, and blocks
-    # without one, which are the rule, need no pass that looks for masks.
-    if not total.isfinite().all():
+    # without one, which are the rule, need no pass that looks for masks. On a device nobody waits for that look.
+    if not visible(total) or not total.isfinite().all():
         check_finite(scores.amax(1))  # nan, +inf, or a row without a live class
         live = scores > -torch.inf
         total = terms.masked_fill_(~live, 0).sum(1, keepdim=True)
-        if not total.isfinite().all():
+        if visible(total) and not total.isfinite().all():
             raise ArgumentError(f"the scores are too large for `order` {order}: the polynomial overflows.")
     positive_logs = target.pick(terms).log()
     if live is not None:
@@ -146,7 +146,7 @@ def _sums(block: Block, rows: slice, order: int) -> Tensor:
 def _terms(scores: Tensor, order: int) -> Tensor:
     """f(s), (n, C), 0 for a masked class; masks are looked for only where the sum of all terms says there are some."""
     terms = polynomial(scores.double() if order > MOST_FLOAT32_ORDER else scores, order)
-    return terms if terms.sum().isfinite() else taylor_exp(scores.to(terms.dtype), order)
+    return terms if visible(terms) and terms.sum().isfinite() else taylor_exp(scores.to(terms.dtype), order)
 
 
 def _gradient_(scores: Tensor, target: RowTarget, total: Tensor, order: int) -> None:
@@ -154,7 +154,7 @@ def _gradient_(scores: Tensor, target: RowTarget, total: Tensor, order: int) -> 
     terms = _terms(scores, order)
     slope = polynomial(scores.to(terms.dtype), order - 1)
     # f'(-inf) = -inf at an odd order: as above, a sum tells whether there are masked classes.
-    if not slope.sum().isfinite():
+    if not visible(slope) or not slope.sum().isfinite():
         slope = torch.where(scores > -torch.inf, slope, 0)
         terms = torch.where(terms > 0, terms, 1)
     scores.copy_(slope / total.unsqueeze(1).to(slope.dtype))
