@@ -92,12 +92,12 @@ def parse_size(size: str) -> Size:
     return Size(users, items, mean)
 
 
-def plant(size: str = DEFAULT_SIZE, seed: int = 0) -> tuple[Interactions, PlantedLaw]:
+def plant(size: str = DEFAULT_SIZE, seed: int = 0, zipf: float = ZIPF) -> tuple[Interactions, PlantedLaw]:
     """Draw random user and item vectors, and the interactions of all users.
 
-        u ~ N(0, I),  v_j ~ N(0, STRENGTH^2 / d I),  b_j = -ZIPF log rank_j - |v_j|^2 / 2
+        u ~ N(0, I),  v_j ~ N(0, STRENGTH^2 / d I),  b_j = -zipf log rank_j - |v_j|^2 / 2
 
-    The last term makes E_u e^{<u, v_j> + b_j} = rank_j^-ZIPF, so that the popularity of items follows Zipf's law. Each
+    The last term makes E_u e^{<u, v_j> + b_j} = rank_j^-zipf, so that the popularity of items follows Zipf's law. Each
     user draws items from p(. | u) one after another without repetition, and this is their order in time: given the
     items so far, the next one is drawn from p restricted to the other items. Ranking the unseen items by p is therefore
     optimal, whether the test items are the last ones or a random choice.
@@ -105,6 +105,7 @@ def plant(size: str = DEFAULT_SIZE, seed: int = 0) -> tuple[Interactions, Plante
     Args:
         size: a key of `SIZES`, or USERSxITEMSxMEAN.
         seed: of all random numbers.
+        zipf: the exponent of the popularity; 0 makes all items equally popular.
 
     Returns:
         The interactions, with times, and the law of all users and items. Items that no user drew are not in the
@@ -116,7 +117,7 @@ def plant(size: str = DEFAULT_SIZE, seed: int = 0) -> tuple[Interactions, Plante
     """
     num_users, num_items, mean = parse_size(size)
     rng = generator(seed, "planted")
-    truth = _law(num_users, num_items, rng)
+    truth = _law(num_users, num_items, rng, zipf)
     lengths = _lengths(num_users, num_items, mean, rng)
     users = torch.arange(num_users).repeat_interleave(lengths)
     items = _draw(truth, lengths, rng)
@@ -128,12 +129,12 @@ def plant(size: str = DEFAULT_SIZE, seed: int = 0) -> tuple[Interactions, Plante
     return interactions.with_step("raw", data="planted", size=size, seed=seed), truth
 
 
-def _law(num_users: int, num_items: int, rng: torch.Generator) -> PlantedLaw:
+def _law(num_users: int, num_items: int, rng: torch.Generator, zipf: float = ZIPF) -> PlantedLaw:
     """Draw u, v and the ranks of popularity."""
     users = torch.randn(num_users, PLANTED_DIM, generator=rng)
     items = torch.randn(num_items, PLANTED_DIM, generator=rng) * (STRENGTH / math.sqrt(PLANTED_DIM))
     ranks = torch.randperm(num_items, generator=rng) + 1
-    return PlantedLaw(users, items, -ZIPF * ranks.log() - items.square().sum(-1) / 2)
+    return PlantedLaw(users, items, -zipf * ranks.log() - items.square().sum(-1) / 2)
 
 
 def _lengths(num_users: int, num_items: int, mean: int, rng: torch.Generator) -> Tensor:
