@@ -71,9 +71,11 @@ class Problem:
             self.target = self.target[:, 0]
         self.weight = torch.rand(CLASSES, dtype=torch.float64) + 0.5
         self.row_weight = torch.tensor([1.0, 0.5, 0.0, 2.0, 3.0, 0.25, 1.0], dtype=torch.float64)
-        # Some of no row, some of all kinds: the positive of another row, padding, a masked class.
+        # Some of no row, some of all kinds: the positive of another row, padding, a masked class, that of the largest
+        # score, and so of a maximum that native code has found before.
         self.exclude = torch.randint(CLASSES, (ROWS, 6))
         self.exclude[:, 2], self.exclude[0, 0] = -100, 9
+        self.exclude[:, 1] = (self.input @ self.vectors.T + self.bias).argmax(1)
 
     def keywords(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The keywords of a case with the tensors that its markers stand for."""

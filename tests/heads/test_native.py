@@ -325,6 +325,20 @@ def test_rows_of_both_kinds_are_tested(label: str, monkeypatch: pytest.MonkeyPat
     assert 0.2 < sum(found) / len(found) < 0.9
 
 
+@needs_library
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+@pytest.mark.parametrize("label", [label for label in MEMBERS if label not in JOINT])  # ranks of rounded ties differ
+def test_a_soft_cap_on_rows_of_both_kinds(label: str, backend: str) -> None:
+    """The slopes of a cap are taken where entries are packed, or from a copy of a row; torch keeps the whole block."""
+    problem, target = problem_of(1203), target_of("best", 1203)
+    for cap in (6.0, 60.0):
+        results = [
+            value_and_gradients(head_case(label, each).head, problem.leaves(), target, softcap=cap)
+            for each in (backend, "torch")
+        ]
+        agree(*results, TOLERANCE[torch.float64], cap, float(problem.input.abs().max()))
+
+
 # Anything ----------------------------------------------------------------------------------------
 
 

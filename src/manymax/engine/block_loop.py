@@ -79,7 +79,7 @@ def run(
         tops = scorer.score(queries, part, scores)
         # Before classes are left out: those of the list of K may be among them.
         bound = _bound(part, scores, kernel.list_length, shards)
-        tops = leave_out(part, scores, tops)
+        tops = leave_out(part, scores, tops, len(linear_weight), level)
         spread = None if spread_of is None else spread_of(queries, scores)
         rescore = partial(scorer.rescore, queries, part)
         known = of_scores(keywords.stats, scores, tops, part, shards, kernel.ranking_key)
@@ -161,7 +161,7 @@ class Scorer:
         """Fresh scores (m, C') of some rows (m,) of a block, in memory of their own."""
         scores = queries.new_empty(len(rows), padded_length(len(self.vectors)))
         self.score(queries[rows], target[rows], scores)
-        leave_out(target[rows], scores, None)
+        leave_out(target[rows], scores, None, len(self.vectors), self.level)
         return scores
 
     def _multiply(self, queries: Tensor, ids: Tensor | None, out: Tensor) -> Tensor | None:
@@ -204,9 +204,14 @@ def _bound(target: RowTarget, scores: Tensor, k: int | None, shards: Shards) -> 
     return block_bound(scores, k, shards.ranks) if target.bound is None else target.bound.unsqueeze(1)
 
 
-def leave_out(target: RowTarget, scores: Tensor, tops: Tensor | None) -> Tensor | None:
+def leave_out(
+    target: RowTarget, scores: Tensor, tops: Tensor | None, num_classes: int, level: str | None
+) -> Tensor | None:
     """Mask the classes that are excluded in scores (n, C'); returns the maxima of groups, as far as they still hold."""
     if target.excluded is None:
+        return tops
+    if level is not None:
+        native.leave_out(level, scores, target.excluded, tops, num_classes)
         return tops
     if visible(scores):
         row, column = (target.excluded >= 0).nonzero(as_tuple=True)

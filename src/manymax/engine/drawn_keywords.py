@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from manymax.engine.drawn_pairs import PositivePairs
-from manymax.engine.exclude import read_listed_ids
+from manymax.engine.exclude import on_lists, read_listed_ids
 from manymax.engine.linear import HeadCall
 from manymax.engine.sampled_scores import SampledScores
 from manymax.engine.selected_scores import SharedRows, class_bias, class_scores
@@ -58,20 +58,6 @@ def _inverse_norms(call: HeadCall, ids: Tensor) -> Tensor:
     return torch.where(live, 1 / torch.where(live, square, 1).sqrt(), 0)[place]
 
 
-def listed_in(lists: Tensor, rows: Tensor, ids: Tensor, num_classes: int) -> Tensor:
-    """(M, k) which of the ids, (M, k) or (k,), are in the list lists[rows_m] of their row.
-
-    Args:
-        lists: (N, E) ids, -100 where there is none.
-        rows: (M,).
-        ids: (M, k), or (k,) for all rows.
-        num_classes: C, of which all ids are smaller.
-    """
-    # One number for each pair of a row and a class, so that one search finds all pairs that are in both.
-    row = torch.arange(len(lists), device=lists.device).unsqueeze(1) * num_classes
-    return torch.isin(rows.unsqueeze(1) * num_classes + ids, torch.where(lists >= 0, row + lists, -1))
-
-
 def with_given_negatives(
     call: HeadCall, sample: SampledScores, rows: Tensor, target: Tensor, ids: Tensor, given: Tensor
 ) -> SampledScores:
@@ -91,7 +77,7 @@ def with_given_negatives(
     local = torch.where(use, lists - shards.start, 0)
     scores = finished(call, class_scores(call.queries, call.vectors, rows, local, call.keywords), local)
     scores = torch.where(use, scores, -torch.inf)
-    drawn_again = listed_in(given, rows, ids, shards.num_classes)
+    drawn_again = _drawn_on_lists(ids, given, rows, shards.num_classes)
     own = torch.ones_like(sample.negative, dtype=torch.bool) if sample.own is None else sample.own
     log_q = torch.full_like(scores, -1.0).mul_(torch.tensor(float(sample.num_negatives)).log().item())
     return replace(
@@ -112,7 +98,15 @@ def without_excluded(call: HeadCall, pairs: PositivePairs, ids: Tensor, negative
     """The scores (M, K) of negatives `ids`, -inf for those that their row excludes."""
     if call.excluded is None:
         return negative
-    return torch.where(listed_in(call.excluded, pairs.rows, ids, call.shards.num_classes), -torch.inf, negative)
+    listed = _drawn_on_lists(ids, call.excluded, pairs.rows, call.shards.num_classes)
+    return torch.where(listed, -torch.inf, negative)
+
+
+def _drawn_on_lists(ids: Tensor, lists: Tensor, rows: Tensor, num_classes: int) -> Tensor:
+    """(M, K) which of the drawn classes, (M, K) or (K,) for all rows, are on the list lists[rows_m] of their row."""
+    if ids.dim() == 1:
+        return on_lists(ids.expand(len(lists), -1), lists, num_classes)[rows]
+    return on_lists(ids, lists, num_classes, rows)
 
 
 def with_negatives(call: HeadCall, sample: SampledScores, pairs: PositivePairs, ids: Tensor) -> SampledScores:

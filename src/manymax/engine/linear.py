@@ -92,8 +92,9 @@ class HeadCall:
         rows = row_target(self.target, keywords.weight, self.live, self.shards, keywords.label_smoothing)
         rows = replace(rows, bound=self.bound)
         if self.excluded is not None:
-            inside = self.shards.inside(self.excluded)
-            excluded = torch.where(inside, self.excluded - self.shards.start, -1)
+            excluded = self.excluded
+            if not self.shards.ranks.alone:  # no pass over long lists for nothing
+                excluded = torch.where(self.shards.inside(excluded), excluded - self.shards.start, -1)
             rows = replace(rows, excluded=excluded, hit=self.hit)
         return rows if self.kept is None else rows.only(self.kept)
 

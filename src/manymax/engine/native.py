@@ -169,6 +169,17 @@ def finish_scores(
     return tops
 
 
+def leave_out(level: str, scores: Tensor, ids: Tensor, tops: Tensor | None, num_classes: int) -> None:
+    """Mask classes `ids` (n, E) of the rows of a block, -1 for none, and find the maxima of their groups anew; in place.
+
+    Args:
+        scores: (n, C'). tops: (n, groups), the maxima of groups of classes, or None.
+    """
+    ids = ids.contiguous()
+    arguments = scores, *scores.shape, num_classes, ids, ids.shape[1], tops
+    call(level, "leave_out", scores, *arguments, threads=True)
+
+
 def chain_gradient(
     level: str,
     table: Tensor,

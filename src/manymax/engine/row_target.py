@@ -29,7 +29,7 @@ class RowTarget:
     total: (n,) sum_i t_i over the classes of all ranks.
     coefficient: (n,) factor of each row's loss in the result, and so of its gradient; None if no gradient is wanted.
     chosen: (n,) the rows of a table of weights that this is about; None if those are all of them.
-    excluded: (n, E) classes of this rank that are left out of the sums of a row, -1 where there is none; or None.
+    excluded: (n, E) classes of this rank that are left out of the sums of a row, negative where there is none; or None.
     hit: (n, P) the positives, on any rank, that are left out of the sums of the others; None where there is none.
     bound: (n,) what the scores of a row are compared with, where the caller gives that; or None.
     """
