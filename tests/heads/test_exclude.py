@@ -1,4 +1,4 @@
-"""Ids on lists of their rows, and what is left out of the sums of rows with several positives, against loops over rows."""
+"""Ids on lists of their rows, and what rows with several positives leave out of their sums, against loops over rows."""
 
 from __future__ import annotations
 

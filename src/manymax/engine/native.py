@@ -170,10 +170,12 @@ def finish_scores(
 
 
 def leave_out(level: str, scores: Tensor, ids: Tensor, tops: Tensor | None, num_classes: int) -> None:
-    """Mask classes `ids` (n, E) of the rows of a block, -1 for none, and find the maxima of their groups anew; in place.
+    """Mask classes `ids` (n, E) of the rows of a block, in place, and find the maxima of their groups anew.
 
     Args:
-        scores: (n, C'). tops: (n, groups), the maxima of groups of classes, or None.
+        scores: (n, C').
+        ids: negative where there is none.
+        tops: (n, groups), the maxima of groups of classes, or None.
     """
     ids = ids.contiguous()
     arguments = scores, *scores.shape, num_classes, ids, ids.shape[1], tops
