@@ -65,8 +65,8 @@ def _found_by_search(ids: Tensor, lists: Tensor, num_classes: int, rows: Tensor 
     """`on_lists` without marks; no operation waits for a number of another device."""
     if not lists.numel():
         return torch.zeros_like(ids, dtype=torch.bool)
-    # One number for each pair of a row and a class. Sorted row by row they are sorted as a whole; what is none counts as
-    # a class above all others.
+    # One number for each pair of a row and a class. Sorted row by row they are sorted as a whole; what is none is a
+    # class above all others.
     row = torch.arange(len(lists), device=lists.device).unsqueeze(1)
     mine = row if rows is None else rows.unsqueeze(1)
     pairs = torch.where(lists >= 0, lists, num_classes).sort(1).values.add_(row * (num_classes + 1)).view(-1)
