@@ -19,7 +19,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
     """All classes are marked, in several rounds; or pairs are searched, as for very many classes."""
     monkeypatch.setattr(exclude, "MARKS", 10 * CLASSES)
     if request.param == "search":
-        monkeypatch.setattr(exclude, "MOST_CLASSES", 0)
+        monkeypatch.setattr(exclude, "CLASSES_PER_ID", 0)
 
 
 def some_ids(count: int, width: int, rng: torch.Generator) -> Tensor:

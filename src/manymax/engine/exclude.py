@@ -12,7 +12,7 @@ from manymax.ops.lookup import lookup
 
 MARKS = 1 << 21  # classes that are marked at a time, a byte each
 # Classes per id of a row, up to which all classes are marked: to clear so many marks takes as long as to sort an id.
-MOST_CLASSES = 512
+CLASSES_PER_ID = 512
 
 
 def read_listed_ids(name: str, ids: Tensor | None, batch: torch.Size, classes: int) -> Tensor | None:
@@ -42,7 +42,7 @@ def on_lists(ids: Tensor, lists: Tensor, num_classes: int, rows: Tensor | None =
         num_classes: C, of which all ids are smaller.
         rows: (M,) ascending, the list of each row of ids; None if row m has list m.
     """
-    if num_classes > MOST_CLASSES * (ids.shape[1] + lists.shape[1]) or not visible(lists):
+    if num_classes > CLASSES_PER_ID * (ids.shape[1] + lists.shape[1]) or not visible(lists):
         return _found_by_search(ids, lists, num_classes, rows)
     # A mark for every class, in some rows at a time so that marks stay in cache: that is a step for each id, where a
     # search sorts, and takes as long as the loss if lists are long.
