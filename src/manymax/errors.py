@@ -46,7 +46,8 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> UnknownNameEr
 
 def check_choice(argument: str, value: object, choices: Iterable[str]) -> None:
     """Raise an `ArgumentError` unless `value` is one of `choices`."""
-    if value not in (known := tuple(choices)):
+    known = tuple(choices)
+    if not isinstance(value, str) or value not in known:
         nearest = difflib.get_close_matches(str(value), known, n=1)
         hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
         raise ArgumentError(f"`{argument}` must be one of {', '.join(map(repr, known))}; got {value!r}.{hint}")

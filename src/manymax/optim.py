@@ -11,6 +11,8 @@ from torch import Tensor
 
 from manymax.engine.native_library import SUFFIXES, call, resolve
 from manymax.engine.row_sparse import distinct_rows
+from manymax.errors import ArgumentError, ArgumentTypeError
+from manymax.ops.arguments import checked
 from manymax.ops.checks import visible
 
 __all__ = ["SparseAdam"]
@@ -45,6 +47,30 @@ class SparseAdam(torch.optim.SparseAdam):
     References:
         Kingma and Ba (2015).
     """
+
+    @checked
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        maximize: bool = False,
+    ) -> None:
+        if not isinstance(lr, Tensor) and not 0 < lr < math.inf:
+            raise ArgumentError(f"`lr` must be positive and finite; got {lr}.")
+        if not 0 < eps < math.inf:
+            raise ArgumentError(f"`eps` must be positive and finite; got {eps}.")
+        if len(betas) != 2 or not all(isinstance(beta, (int, float)) and 0 <= beta < 1 for beta in betas):
+            raise ArgumentError(f"`betas` must be two numbers in [0, 1); got {betas!r}.")
+        try:
+            super().__init__(params, lr, betas, eps, maximize)
+        except (
+            TypeError,
+            ValueError,
+            AttributeError,
+        ) as error:  # of torch, which name no argument
+            raise ArgumentTypeError(f"`params` or `lr` is nothing that torch can optimise with: {error}") from error
 
     @overload
     def step(self, closure: None = None) -> None: ...

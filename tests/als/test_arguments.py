@@ -112,7 +112,7 @@ def test_singular_systems_say_what_to_do() -> None:
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"ridge": "a"}, "`ridge` must be a number; got str"), ({"prior": [0.5, 0.5]}, "`prior` must be a tensor")],
+    [({"ridge": "a"}, "`ridge` must be a number; got 'a'"), ({"prior": [0.5, 0.5]}, "`prior` must be a tensor")],
 )
 def test_settings_of_another_kind(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ManymaxError, match=words):
@@ -121,7 +121,7 @@ def test_settings_of_another_kind(options: dict[str, Any], words: str) -> None:
 
 def test_values_of_another_kind() -> None:
     pairs = torch.tensor([0, 1])
-    with pytest.raises(ManymaxError, match="`values` must be a tensor; got list"):
+    with pytest.raises(ManymaxError, match="`values` must be a tensor or None; got list"):
         RGFactorization(3, 2, 2).fit(pairs, pairs, values=[1.0, 2.0])
 
 

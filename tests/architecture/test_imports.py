@@ -50,7 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "optim": {"engine", "ops"},
     "distributed": {"heads", "theory", "members", "engine", "samplers", "ops"},
     "theory": {"members", "engine", "samplers", "ops"},
-    "advisor": {"members", "engine", "heads", "theory"},
+    "advisor": {"members", "engine", "heads", "ops", "theory"},
     "study.data": {"study.files", "study.seeds"},
     "study.data.batches": {"engine", "study.data"},
     "study.metrics": {"metrics", "ops"},

@@ -130,7 +130,7 @@ def test_smoothing_is_refused_with_the_reason(member: Any) -> None:
         ({"multilabel": "normalised"}, ArgumentError, ["`multilabel`", "'normalised'", "Did you mean 'normalized'"]),
         ({"label_smoothing": -0.1}, ArgumentError, ["`label_smoothing`", r"\[0, 1\]", "-0.1"]),
         ({"label_smoothing": 1.5}, ArgumentError, ["`label_smoothing`", r"\[0, 1\]", "1.5"]),
-        ({"label_smoothing": math.nan}, ArgumentError, ["`label_smoothing`", r"\[0, 1\]", "nan"]),
+        ({"label_smoothing": math.nan}, ArgumentError, ["`label_smoothing`", "nan"]),
     ],
 )
 def test_options_of_the_wrong_kind(case: Case, options: Any, error: type[Exception], words: list[str]) -> None:

@@ -108,10 +108,10 @@ def test_wrong_arguments() -> None:
         measure_network(ProcessRanks())
     with pytest.raises(ArgumentError, match="`latency` must be seconds, at least 0; got -1"):
         Network(-1, 1e9)
-    with pytest.raises(ArgumentError, match="`bandwidth` must be bytes per second, above 0; got nan"):
+    with pytest.raises(ArgumentError, match="`bandwidth` must be a number; got nan"):
         Network(0.0, math.nan)
     for ranks in (0, True, 2.0, 10**6 + 1):
-        with pytest.raises(ArgumentError, match="`ranks` must be an integer from 1 to the number of classes"):
+        with pytest.raises(ManymaxError, match="`ranks` must be an integer"):
             plan("softmax", SHAPE, ranks, MACHINE, NETWORK)  # type: ignore[arg-type]
     with pytest.raises(ManymaxError, match="did you mean 'softmax'"):
         plan("softmacks", SHAPE, 2, MACHINE, NETWORK)

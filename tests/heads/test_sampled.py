@@ -369,7 +369,7 @@ def test_errors(loss: str) -> None:
     sampler = manymax.samplers.UniformSampler(C)
     with pytest.raises(manymax.ArgumentError, match=rf"`sampler` draws from 7 classes, `linear_weight` has {C}"):
         head(loss, problem, target, manymax.samplers.UniformSampler(7))
-    with pytest.raises(manymax.ArgumentTypeError, match=r"`sampler` must be one of manymax.samplers; got str"):
+    with pytest.raises(manymax.ArgumentTypeError, match=r"`sampler` must be one of manymax.samplers; got 'uniform'"):
         head(loss, problem, target, "uniform")  # type: ignore[arg-type]
     message = rf"`target` of {loss} must be ids or bool rows; .* one draw per positive"
     with pytest.raises(manymax.ArgumentTypeError, match=message):

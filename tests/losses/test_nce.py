@@ -295,8 +295,8 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"positive": torch.tensor([0.0, math.nan])}, ArgumentError, "`positive`.*nan"),
     ({"negative": torch.tensor([0.0, math.nan, 1.0])}, ArgumentError, "`negative`.*nan"),
     ({"negative": torch.tensor([0.0, math.inf, 1.0])}, ArgumentError, "`negative`.*inf"),
-    ({"log_q_positive": None}, ArgumentError, "`log_q_positive`"),
-    ({"log_q_negative": None}, ArgumentError, "`log_q_negative`"),
+    ({"log_q_positive": None}, ArgumentTypeError, "`log_q_positive`"),
+    ({"log_q_negative": None}, ArgumentTypeError, "`log_q_negative`"),
     ({"log_q_positive": -math.inf}, ArgumentError, "`log_q_positive`.*q = 0"),
     ({"log_q_negative": torch.tensor([0.0, -math.inf, 0.0])}, ArgumentError, "`log_q_negative`.*q = 0"),
     ({"log_q_negative": torch.zeros(2, 4)}, ArgumentError, "`log_q_negative`"),
@@ -334,10 +334,10 @@ def test_a_module_refuses_at_once(option: str, value: str) -> None:
 def test_a_log_z_that_is_no_number_is_refused(bad: float) -> None:
     scores, q = (torch.zeros(2), torch.zeros(2, 3)), {"log_q_positive": -1.0, "log_q_negative": -1.0}
     for log_z in (bad, torch.tensor(bad), torch.tensor([0.0, bad])):
-        with pytest.raises(ArgumentError, match="`log_z` must be finite"):
+        with pytest.raises(ArgumentError, match=r"`log_z` must be (finite|a number)"):
             nce_loss(*scores, log_z=log_z, **q)
     vectors, sampler = (torch.zeros(2, 2), torch.zeros(5, 2), torch.tensor([0, 1])), UniformSampler(5)
-    with pytest.raises(ArgumentError, match="`log_z` must be finite"):
+    with pytest.raises(ArgumentError, match=r"`log_z` must be (finite|a number)"):
         manymax.linear_nce_loss(*vectors, sampler, 3, log_z=torch.tensor(bad))
     for module in (lambda: NCELoss(log_z=bad), lambda: manymax.LinearNCELoss(2, 5, log_z=bad)):
         with pytest.raises(ArgumentError, match="`log_z` must be a"):

@@ -48,7 +48,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"hits": [False]}, ArgumentTypeError, "`hits`"),
     ({"hits": torch.zeros(3, 3, dtype=torch.bool)}, ArgumentError, "`hits`"),
     ({"correction": "logQ"}, ArgumentError, "`correction`.*Did you mean 'logq'"),
-    ({"correction": None}, ArgumentError, "`correction`"),
+    ({"correction": None}, ArgumentTypeError, "`correction`"),
     ({"hit_policy": "drop"}, ArgumentError, "`hit_policy`"),
     ({"hit_policy": ""}, ArgumentError, "`hit_policy`"),
     ({"reduction": "average"}, ArgumentError, "`reduction`"),

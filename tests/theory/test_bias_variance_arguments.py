@@ -65,7 +65,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"log_q": [0.5, 0.5]}, ArgumentTypeError, "`log_q`"),
     ({"log_q": torch.tensor([0.5, 0.5, 0.0, 0.0]).log()}, ArgumentError, "never drawn"),
     ({"num_negatives": 0}, ArgumentError, "`num_negatives`"),
-    ({"num_negatives": 2.0}, ArgumentError, "`num_negatives`"),
+    ({"num_negatives": 2.0}, ArgumentTypeError, "`num_negatives`"),
     ({"correction": "log_q"}, ArgumentError, "Did you mean 'logq'"),
     ({"order": 2}, ArgumentError, "`order` is no setting of sampled_softmax as an approximation; it has correction"),
     ({"member": "rg", "order": 2}, ArgumentError, "`order` is no setting of rg as an approximation; it has none"),

@@ -95,7 +95,7 @@ def test_wrong_arguments() -> None:
         rates(0.5, 1.0, 0.0)
     with pytest.raises(ArgumentError, match="must not be negative"):
         rates(-0.5, 1.0, 0.1)
-    with pytest.raises(ArgumentError, match=r"`features` must be \(examples, dim\)"):
+    with pytest.raises(ArgumentError, match=r"`features` must have shape \(examples, dim\)"):
         head_rates(FAMILY["softmax"], torch.zeros(3), 4, 0.1)
     with pytest.raises(ArgumentError, match="`member` must be Fenchel-Young; rankmax is not"):
         worst_head(FAMILY["rankmax"], 3, 1.0, 0.1)

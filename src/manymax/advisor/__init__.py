@@ -31,6 +31,7 @@ from manymax.advisor.situation import MULTILABEL_BY_METRIC, Situation
 from manymax.engine.cost import Machine
 from manymax.engine.member import Member
 from manymax.members import FAMILY
+from manymax.ops.arguments import checked
 from manymax.theory.cost import measure_machine
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
 TARGET = 0.1  # nats^2
 
 
+@checked
 def advise(
     num_classes: int,
     *,

@@ -25,6 +25,7 @@ from manymax.engine.member import Member
 from manymax.engine.ranks import Ranks
 from manymax.errors import ArgumentError
 from manymax.members import FAMILY
+from manymax.ops.arguments import checked
 from manymax.theory.cost import cost
 
 # Work beyond that of a head on one process; benchmarks/scale.py compares the predictions with measured steps.
@@ -37,6 +38,7 @@ PER_SCORE_ON_RANKS, PER_NATIVE_SCORE_ON_RANKS = Work(streamed=6), Work(streamed=
 DRAW_BYTES = 64
 
 
+@checked
 @dataclass(frozen=True)
 class Network:
     """Speed of the exchanges between ranks.
@@ -83,6 +85,7 @@ class Plan:
         return self.computing + self.exchanging
 
 
+@checked(least={"optimizer_states": 0})
 def plan(member: str, shape: Shape, ranks: int, machine: Machine, network: Network, optimizer_states: int = 2) -> Plan:
     """Memory, bytes and seconds of a step of `manymax.distributed.ShardedHead` on each of `ranks` ranks.
 
@@ -140,6 +143,7 @@ def _largest_shard(member: Member, shape: Shape, ranks: int) -> Shape:
     )
 
 
+@checked
 def traffic(member: str, shape: Shape, ranks: int) -> Traffic:
     """Number and bytes of the sums over the ranks in one step, forward and backward.
 

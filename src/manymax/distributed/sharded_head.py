@@ -26,6 +26,7 @@ from manymax.engine.ranking import linear_topk
 from manymax.engine.ranks import Shards
 from manymax.engine.target import SoftTarget, Target
 from manymax.errors import ArgumentError, ArgumentTypeError
+from manymax.ops.arguments import checked
 from manymax.ops.checks import full_precision
 from manymax.ops.eager import outside_of_graphs
 
@@ -66,6 +67,7 @@ class ShardedHead(nn.Module):
 
     span: Tensor
 
+    @checked
     def __init__(
         self,
         head: LinearHead,

@@ -9,8 +9,10 @@ from torch import Tensor
 
 from manymax.engine.ranks import Ranks, Shards
 from manymax.errors import ArgumentError, ArgumentTypeError
+from manymax.ops.arguments import checked
 
 
+@checked(least={"num_classes": 1, "ranks": 1})
 def even_sizes(num_classes: int, ranks: int) -> tuple[int, ...]:
     """Sizes of `ranks` shards that differ by one class at most, the larger ones first.
 

@@ -21,6 +21,7 @@ from typing import Literal
 
 from manymax.engine.options import PAD, HeadOptions
 from manymax.errors import ArgumentError
+from manymax.ops.arguments import checked
 
 Way = Literal["native", "torch", "plain"]  # heads on either back end; autograd on full (N, C) tables
 
@@ -34,6 +35,7 @@ MARKED = 2 * FLOAT  # bytes of a maximum over ranks: the number, and a mark that
 SEARCH_STEPS = 8  # exchanges of a search for a threshold over ranks: about 6 steps, and some for a start
 
 
+@checked
 @dataclass(frozen=True)
 class Shape:
     """The sizes of a step.

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from manymax.engine.target import (
     Form,
+    SoftTarget,
     Target,
     check_options,
     check_positives,
@@ -31,6 +32,8 @@ from manymax.engine.target import (
     read_target,
     row_losses,
 )
+from manymax.errors import ArgumentTypeError
+from manymax.ops.arguments import checked
 from manymax.ops.checks import check_finite, check_scores, learned, working
 from manymax.ops.forward_mode import differentiable
 from manymax.ops.reduction import reduce
@@ -121,6 +124,11 @@ class FenchelYoung:
         potential: Potential | None = None,
         separable: bool = False,
     ) -> None:
+        for name, value in {"map": map, "omega": omega, "slope": slope, "potential": potential}.items():
+            if not callable(value) and (value is not None or name in ("map", "omega")):
+                raise ArgumentTypeError(f"`{name}` must be a function; got {type(value).__name__}.")
+        if not isinstance(separable, bool):
+            raise ArgumentTypeError(f"`separable` must be True or False; got {type(separable).__name__}.")
         # Public, because theory and tests ask a pair for its map and Omega; the rest is how the loss is computed.
         self.map = map
         self.omega = omega
@@ -141,6 +149,7 @@ class FenchelYoung:
         check_finite(maximum)  # nan, +inf and rows of -inf alone show in the maximum
         return value, maximum
 
+    @checked
     def conjugate(self, scores: Tensor) -> Tensor:
         """Omega*(s) of scores (..., C), (...); its gradient is the map."""
         check_scores(scores)
@@ -148,14 +157,17 @@ class FenchelYoung:
         value, maximum = self.relative(work)
         return (value + maximum).to(dtype)
 
+    @checked
     def gradient(self, scores: Tensor, target: Tensor) -> Tensor:
         """The gradient map(s) - t of the loss in the scores, for rows t on the simplex, (..., C) each."""
         return self.map(scores) - target
 
+    @checked
     def slope(self, probs: Tensor) -> Tensor:
         """grad Omega(p), (..., C). For a strictly convex Omega these are scores whose map is p again."""
         return torch.func.grad(lambda p: self.omega(p).sum())(probs) if self._slope is None else self._slope(probs)
 
+    @checked
     def bregman(self, probs: Tensor, other: Tensor) -> Tensor:
         """The Bregman divergence D(probs, other) of Omega, (...), of rows (..., C) on the simplex.
 
@@ -169,7 +181,7 @@ class FenchelYoung:
     def loss(
         self,
         scores: Tensor,
-        target: Tensor,
+        target: Tensor | Target | SoftTarget,
         *,
         weight: Tensor | None = None,
         ignore_index: int = -100,

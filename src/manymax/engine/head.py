@@ -15,6 +15,7 @@ from manymax.engine.ranking import linear_scores, linear_topk
 from manymax.engine.ranks import Shards
 from manymax.engine.target import SoftTarget, Target
 from manymax.errors import ArgumentError, ArgumentTypeError
+from manymax.ops.arguments import checked
 
 
 class LinearHead(nn.Module):
@@ -90,11 +91,13 @@ class LinearHead(nn.Module):
         """The loss of a call that was read, the same on every rank."""
         raise ArgumentError(f"{type(self).__name__} has no class vectors to be split over ranks.")
 
+    @checked
     def scores(self, input: Tensor, linear_weight: Tensor | None = None) -> Tensor:
         """The scores of all classes, (..., C), without gradients."""
         weight, bias = self.vectors(linear_weight)
         return linear_scores(input, weight, bias, **self.scoring())
 
+    @checked
     def topk(
         self, input: Tensor, k: int, linear_weight: Tensor | None = None, exclude: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from manymax.engine.target import check_options, check_weight
+from manymax.ops.arguments import checked
 
 
 class ExactLoss(nn.Module):
@@ -17,6 +18,7 @@ class ExactLoss(nn.Module):
 
     weight: Tensor | None
 
+    @checked
     def __init__(
         self,
         weight: Tensor | None = None,

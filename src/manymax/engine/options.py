@@ -54,6 +54,19 @@ class HeadOptions:
     allow_slow: bool = False
     compiled: bool | None = None  # None: not given
 
+    def __post_init__(self) -> None:
+        for name in ("sparse_grad", "retain_graph", "allow_slow"):
+            if not isinstance(getattr(self, name), bool):  # "no" would count as true
+                raise ArgumentTypeError(f"`options.{name}` must be True or False; got {getattr(self, name)!r}.")
+        check_choice("options.matmul", self.matmul, ("float32", "bf16"))
+        for name in ("block_scores", "block_rows"):  # a bool is an int in Python, but no number
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ArgumentError(f"`options.{name}` must be an integer of at least 1; got {value!r}.")
+        check_choice("options.backend", self.backend, BACKENDS)
+        if self.compiled not in (None, True, False):
+            raise ArgumentTypeError(f"`options.compiled` must be True, False or None; got {self.compiled!r}.")
+
     @property
     def demands_native(self) -> bool:
         """Whether it is an error if the native kernel cannot serve; `compiled=True` never was so strict."""
@@ -91,12 +104,6 @@ def read_options(options: Options, honoured: frozenset[str] = ALL_OPTIONS, why: 
         options = HeadOptions(**options)
     if not isinstance(options, HeadOptions):
         raise ArgumentTypeError(f"`options` must be HeadOptions or a mapping; got {type(options).__name__}.")
-    check_choice("options.matmul", options.matmul, ("float32", "bf16"))
-    for name in ("block_scores", "block_rows"):  # a bool is an int in Python, but no number
-        value = getattr(options, name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ArgumentError(f"`options.{name}` must be an integer of at least 1; got {value!r}.")
-    check_choice("options.backend", options.backend, BACKENDS)
     if options.compiled is not None:
         options = _read_compiled(options)
     # An option that is silently ignored would be taken for one that works: `block_rows` of a sampled head, for example.

@@ -15,11 +15,13 @@ from manymax.engine.linear import check_linear
 from manymax.engine.options import PAD, Options, read_options
 from manymax.engine.scoring import Scoring
 from manymax.errors import ArgumentError
+from manymax.ops.arguments import checked
 from manymax.ops.checks import working
 from manymax.ops.topk import topk_block
 
 
 @torch.no_grad()
+@checked
 def linear_scores(
     input: Tensor,
     linear_weight: Tensor,
@@ -74,6 +76,7 @@ def _multiply(queries: Tensor, linear_weight: Tensor, out: Tensor) -> None:
 
 
 @torch.no_grad()
+@checked
 def linear_topk(
     input: Tensor,
     linear_weight: Tensor,

@@ -11,6 +11,7 @@ from torch import Tensor
 from manymax.engine.ranks import Shards
 from manymax.engine.target import Target
 from manymax.errors import ArgumentError, ArgumentTypeError, ManymaxError
+from manymax.ops.arguments import checked
 from manymax.ops.checks import readable, visible
 
 
@@ -254,6 +255,7 @@ def listed(read: Target) -> Target:
 def group_pairs(rows: Tensor, target: Tensor) -> tuple[Tensor, Target]: ...
 @overload
 def group_pairs(rows: Tensor, target: Tensor, pair_ids: Tensor) -> tuple[Tensor, Target, Tensor]: ...
+@checked
 def group_pairs(
     rows: Tensor, target: Tensor, pair_ids: Tensor | None = None
 ) -> tuple[Tensor, Target] | tuple[Tensor, Target, Tensor]:

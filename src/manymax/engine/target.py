@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from manymax.errors import ArgumentError, ArgumentTypeError, check_choice
-from manymax.ops.checks import learned, readable, visible
+from manymax.ops.checks import check_dense, learned, readable, visible
 from manymax.ops.reduction import REDUCTIONS
 
 # What the loss of a row with several positives is; see above. Every loss and head takes both.
@@ -105,6 +105,8 @@ def check_options(reduction: str, label_smoothing: float, multilabel: str) -> No
     """Raise on an unknown reduction or multilabel mode, or a smoothing outside [0, 1]."""
     check_choice("reduction", reduction, REDUCTIONS)
     check_choice("multilabel", multilabel, MULTILABEL)
+    if isinstance(label_smoothing, bool) or not isinstance(label_smoothing, (int, float)):
+        raise ArgumentTypeError(f"`label_smoothing` must be a number; got {type(label_smoothing).__name__}.")
     if not 0.0 <= label_smoothing <= 1.0:
         raise ArgumentError(f"`label_smoothing` must be in [0, 1]; got {label_smoothing}.")
 
@@ -133,8 +135,7 @@ def read_target(
         return _read_soft(form, target, _read_weight(form, weight, multilabel), ignored)
     if not isinstance(target, Tensor):
         raise ArgumentTypeError(f"`target` must be a tensor; got {type(target).__name__}.")
-    if target.is_complex():
-        raise ArgumentTypeError(f"`target` must hold ids, a bool row or a float row; got dtype {target.dtype}.")
+    check_dense("target", target)
     # The dtype decides about the form: bool and float rows have a number for each class, integers are ids.
     rowwise = target.dtype == torch.bool or target.is_floating_point()
     _check_shape(form, target, rowwise)
@@ -195,6 +196,7 @@ def check_weight(weight: Tensor | None, num_classes: int | None) -> Tensor | Non
     if not isinstance(weight, Tensor) or not weight.is_floating_point():
         kind = weight.dtype if isinstance(weight, Tensor) else type(weight).__name__
         raise ArgumentTypeError(f"`weight` must be a float tensor of one weight per class; got {kind}.")
+    check_dense("weight", weight)
     if num_classes is not None and weight.shape != (num_classes,):
         raise ArgumentError(f"`weight` must have shape ({num_classes},); got {tuple(weight.shape)}.")
     if visible(weight) and not weight.isfinite().all():  # every loss and gradient with one would be nan

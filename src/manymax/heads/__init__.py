@@ -17,6 +17,7 @@ from manymax.engine.statistics import LossResult
 from manymax.engine.target import SoftTarget
 from manymax.heads.build import class_name, function_name, head_class, head_function
 from manymax.members import FAMILY, REFERENCE_LOSSES
+from manymax.ops.arguments import checked
 
 # Built and not written out, so that a new member has a head without another file. Editors and type checkers, which do
 # not run this loop, read `__init__.pyi` beside this file; `heads/stub.py` writes it.
@@ -27,6 +28,7 @@ for _member in (*FAMILY.values(), *REFERENCE_LOSSES.values()):
 globals().update(_built)
 
 
+@checked
 def linear_loss(
     member: str | Member, input: Tensor, linear_weight: Tensor, target: Any, *more: Any, **given: Any
 ) -> Any:

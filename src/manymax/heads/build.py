@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+import torch  # noqa: F401  (signatures are text that names it)
 from torch import Tensor
 
 from manymax.engine.drawn import DrawSettings, check_sampler, sampled_loss
@@ -19,10 +20,14 @@ from manymax.engine.head import LinearHead
 from manymax.engine.keywords import PER_CALL, Keywords, read_keywords
 from manymax.engine.linear import check_linear, exact_loss, quadratic_loss, read_call
 from manymax.engine.member import Member, Setting
+from manymax.engine.options import Options  # noqa: F401  (the same)
+from manymax.engine.target import SoftTarget, Target  # noqa: F401
 from manymax.errors import ManymaxError
 from manymax.heads.modules import ExactHead, KernelHead, QuadraticHead, SampledHead, learned_property
+from manymax.ops.arguments import Arguments
 from manymax.ops.checks import full_precision
 from manymax.ops.eager import outside_of_graphs
+from manymax.samplers.base import Sampler  # noqa: F401
 
 # By the kind of a member: the base class of its module, and the loss of a call. A tree brings heads of its own.
 MODULES: dict[str, type[KernelHead]] = {"exact": ExactHead, "quadratic": QuadraticHead, "sampled": SampledHead}
@@ -77,7 +82,7 @@ def head_function(member: Member) -> Callable[..., Tensor]:
     base = _base(member)
     honoured, drawing = _honours(member, base), issubclass(base, SampledHead)
     parameters = _function_parameters(member, base)
-    known = {parameter.name for parameter in parameters}
+    known, arguments = {parameter.name for parameter in parameters}, _arguments(parameters)
     positional = [parameter.name for parameter in parameters if parameter.kind is POSITIONAL][3:]
     loss, name = LOSSES[member.kind], function_name(member)
 
@@ -85,6 +90,7 @@ def head_function(member: Member) -> Callable[..., Tensor]:
     @outside_of_graphs
     def function(input: Tensor, linear_weight: Tensor, target: Any, *more: Any, **given: Any) -> Tensor:
         given = _bind_positional(name, more, positional, _read_names(name, given, known))
+        (input, linear_weight, target), given = arguments.read((input, linear_weight, target), given)
         bias = given.pop("linear_bias", None)
         check_linear(input, linear_weight, bias)  # first, because the number of classes is read off the class vectors
         classes = linear_weight.shape[0]
@@ -163,12 +169,13 @@ def _make_class(member: Member) -> type[LinearHead]:
     """A subclass of the base class of the member's kind, with a constructor whose signature shows its settings."""
     base, name = _base(member), class_name(member)
     parameters = _class_parameters(member, base)
-    known = {parameter.name for parameter in parameters}
+    known, arguments = {parameter.name for parameter in parameters}, _arguments(parameters)
     positional = [parameter.name for parameter in parameters if parameter.kind is POSITIONAL][2:]
 
     def __init__(self: Any, in_features: int | None, num_classes: int, *more: Any, **given: Any) -> None:
-        arguments = _bind_positional(name, more, positional, _read_names(name, given, known))
-        base.__init__(self, in_features, num_classes, **arguments)
+        given = _bind_positional(name, more, positional, _read_names(name, given, known))
+        sizes, given = arguments.read((in_features, num_classes), given)
+        base.__init__(self, *sizes, **given)
 
     own = inspect.Parameter("self", POSITIONAL)
     __init__.__signature__ = inspect.Signature([own, *parameters], return_annotation="None")  # type: ignore[attr-defined]
@@ -189,6 +196,11 @@ def _make_class(member: Member) -> type[LinearHead]:
 
 
 # Signatures and documentation --------------------------------------------------------------------
+
+
+def _arguments(parameters: Sequence[inspect.Parameter]) -> Arguments:
+    """The checks of arguments against the annotations of these parameters, which are text."""
+    return Arguments(inspect.Signature(parameters), globals(), {"in_features": 1, "num_classes": 1})
 
 
 def _settings(member: Member, kind: Any) -> list[inspect.Parameter]:

@@ -22,6 +22,7 @@ from manymax.errors import ArgumentError
 from manymax.heads.build import head_function
 from manymax.members import BASELINE, FAMILY
 from manymax.members.siglip import MEMBER as SIGLIP
+from manymax.ops.arguments import checked
 
 # Keywords of heads that a batch of pairs has in another form, and in which.
 REPLACED = {
@@ -42,6 +43,7 @@ BLOCK_SCORES = 1 << 20
 _heads: dict[str, tuple[Member, Callable[..., Any]]] = {}
 
 
+@checked
 def in_batch_loss(
     queries: Tensor,
     documents: Tensor,
@@ -132,6 +134,7 @@ def in_batch_loss(
     return (to_documents + _loss(head, pairs.documents, all_queries, alike, **shared)) / 2
 
 
+@checked
 def siglip_loss(
     queries: Tensor,
     documents: Tensor,
@@ -290,6 +293,7 @@ class InBatchLoss(_TwoTowerLoss):
         (InBatchLoss(temperature=0.07), tensor(True))
     """
 
+    @checked
     def __init__(self, temperature: float = 1.0, *, learnable: bool = False, **keywords: Any) -> None:
         super().__init__(temperature, learnable)
         self.keywords = keywords
@@ -313,6 +317,7 @@ class SiglipLoss(_TwoTowerLoss):
         tensor(0.6932, grad_fn=<BlockLossBackward>)
     """
 
+    @checked
     def __init__(
         self, temperature: float = 0.1, bias: float = -10.0, *, learnable: bool = True, **keywords: Any
     ) -> None:

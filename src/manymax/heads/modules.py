@@ -17,6 +17,7 @@ from manymax.engine.member import Setting
 from manymax.engine.pair_averages import averages_of, read_num_pairs
 from manymax.engine.ranks import Shards
 from manymax.engine.target import SoftTarget, Target
+from manymax.ops.arguments import checked
 from manymax.ops.checks import full_precision
 from manymax.ops.eager import outside_of_graphs
 from manymax.samplers.base import Sampler
@@ -112,6 +113,7 @@ class KernelHead(LinearHead):
         return read_call(self.member, input, linear_weight, linear_bias, target, keywords, shards)
 
     @outside_of_graphs
+    @checked
     def forward(
         self,
         input: Tensor,
@@ -232,6 +234,7 @@ class SampledHead(KernelHead):
         return super().read(*arguments, pair_averages=pair_averages, **per_call)
 
     @outside_of_graphs
+    @checked
     def forward(
         self,
         input: Tensor,

@@ -27,6 +27,7 @@ from manymax.engine.ranking import linear_scores
 from manymax.engine.target import Form, read_target
 from manymax.errors import ArgumentError, ArgumentTypeError
 from manymax.metrics.rows import reduce_rows
+from manymax.ops.arguments import checked
 from manymax.ops.checks import check_scores, visible
 
 # How far a probability, or a sum of them, may be above 1 by rounding.
@@ -47,6 +48,7 @@ class ProbabilityStats(NamedTuple):
 
 
 @torch.no_grad()
+@checked
 def target_probability(probs: Tensor, target: Tensor, *, ignore_index: int = -100) -> Tensor:
     """The probability of the target of each row, p_y; for several positives the sum of theirs.
 
@@ -73,6 +75,7 @@ def target_probability(probs: Tensor, target: Tensor, *, ignore_index: int = -10
 
 
 @torch.no_grad()
+@checked
 def probability_stats(probs: Tensor, target: Tensor, *, ignore_index: int = -100) -> ProbabilityStats:
     """The numbers of each row that metrics need, from a table of probabilities.
 
@@ -92,6 +95,7 @@ def probability_stats(probs: Tensor, target: Tensor, *, ignore_index: int = -100
 
 
 @torch.no_grad()
+@checked
 def linear_probability_stats(
     map: Callable[[Tensor], Tensor],
     input: Tensor,
@@ -154,6 +158,7 @@ def linear_probability_stats(
 
 
 @torch.no_grad()
+@checked
 def eps_perplexity(target_prob: Tensor, num_classes: int | Tensor, eps: float = 1e-6) -> Tensor:
     """Perplexity after eps was added to the probability of every class: finite if targets have probability 0.
 
@@ -187,6 +192,7 @@ def eps_perplexity(target_prob: Tensor, num_classes: int | Tensor, eps: float = 
 
 
 @torch.no_grad()
+@checked
 def sparsemax_score(target_prob: Tensor, square_sum: Tensor, reduction: str = "mean") -> Tensor:
     """How good probabilities are, from 0 to 1, for any map, sparse or not.
 

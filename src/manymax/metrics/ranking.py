@@ -21,6 +21,7 @@ from manymax.engine.target import Form, read_target
 from manymax.errors import ArgumentError, ArgumentTypeError
 from manymax.metrics.hits import precision, reciprocal_rank
 from manymax.metrics.rows import reduce_rows
+from manymax.ops.arguments import checked
 from manymax.ops.checks import check_scores, visible
 from manymax.ops.lookup import lookup
 
@@ -29,6 +30,7 @@ _NOTHING_LISTED, _NO_POSITIVE = -100, torch.iinfo(torch.int64).max
 
 
 @torch.no_grad()
+@checked
 def precision_at_k(
     ranking: Tensor, target: Tensor, cutoff: int, *, ignore_index: int = -100, reduction: str = "mean"
 ) -> Tensor:
@@ -60,6 +62,7 @@ def precision_at_k(
 
 
 @torch.no_grad()
+@checked
 def mrr(
     ranking: Tensor,
     target: Tensor,
@@ -93,6 +96,7 @@ def mrr(
 
 
 @torch.no_grad()
+@checked
 def propensities(counts: Tensor, num_rows: int, a: float = 0.55, b: float = 1.5) -> Tensor:
     """How likely it is that a positive of each class was noticed when the data was labelled, from its frequency.
 
@@ -150,6 +154,7 @@ class PropensityGains(NamedTuple):
 
 
 @torch.no_grad()
+@checked
 def psp_gains_at_k(
     ranking: Tensor, target: Tensor, propensity: Tensor, cutoff: int, *, ignore_index: int = -100
 ) -> PropensityGains:
@@ -183,6 +188,7 @@ def psp_gains_at_k(
 
 
 @torch.no_grad()
+@checked
 def psp_at_k(
     ranking: Tensor,
     target: Tensor,

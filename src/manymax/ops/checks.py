@@ -106,16 +106,50 @@ def refuse_transforms(*tensors: Tensor | None) -> None:
         )
 
 
+# In others, of 8 bits and fewer, torch stores numbers and has no arithmetic.
+ORDINARY_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+def check_dense(name: str, value: Tensor) -> None:
+    """Raise unless a tensor has numbers, one after the other: those of other kinds fail in the middle of a sum."""
+    if value.layout != torch.strided or value.is_nested:
+        kind, way = (
+            ("nested", f"torch.nested.to_padded_tensor({name}, 0)")
+            if value.is_nested
+            else (f"a tensor of layout {value.layout}", f"{name}.to_dense()")
+        )
+        raise ArgumentTypeError(f"`{name}` must be a dense tensor; got {kind}. Pass `{way}`.")
+    if value.is_quantized:
+        raise ArgumentTypeError(f"`{name}` must not be quantised; got {value.dtype}. Pass `{name}.dequantize()`.")
+    if value.dtype.is_complex:
+        raise ArgumentTypeError(f"`{name}` must be a float tensor or one of integers; got {value.dtype}.")
+    if value.dtype.is_floating_point and value.dtype not in ORDINARY_FLOATS:
+        raise ArgumentTypeError(
+            f"`{name}` has the dtype {value.dtype}, in which nothing can be computed: pass `{name}.float()`."
+        )
+
+
 def check_scores(scores: Tensor, argument: str = "scores") -> None:
     """Raise unless `scores` is a float tensor with at least one class in its last dimension."""
     if not isinstance(scores, Tensor):
         raise ArgumentTypeError(f"`{argument}` must be a tensor; got {type(scores).__name__}.")
     if not scores.is_floating_point():
         raise ArgumentTypeError(f"`{argument}` must be a float tensor; got dtype {scores.dtype}. Use `.float()`.")
+    check_dense(argument, scores)
     if scores.ndim == 0 or scores.shape[-1] == 0:
         raise ArgumentError(
             f"`{argument}` must be (..., classes) with at least 1 class; got shape {tuple(scores.shape)}."
         )
+
+
+def classes_last(scores: Tensor, dim: int) -> Tensor:
+    """Scores with the classes in dimension `dim` as scores with the classes last; raises if there is no such one."""
+    check_scores(scores)
+    if not -scores.ndim <= dim < scores.ndim:
+        raise ArgumentError(f"`dim` must be in [{-scores.ndim}, {scores.ndim}) for these `scores`; got {dim}.")
+    if scores.shape[dim] == 0:
+        raise ArgumentError(f"`scores` must have at least 1 class in dimension {dim}; got {tuple(scores.shape)}.")
+    return scores.movedim(dim, -1)
 
 
 def check_finite(maximum: Tensor) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from manymax.errors import ArgumentError
+from manymax.ops.arguments import checked
 from manymax.ops.lookup import lookup
 from manymax.ops.tree_building import huffman_children, path_children, read_counts, renumbered_by_level
 
@@ -44,6 +45,7 @@ class ClassTree(nn.Module):
         first_edge: (M + 1,) as above.
     """
 
+    in_words = "a tree over the classes, `HuffmanTree(counts)` or `ClassTree.from_paths(paths)`"
     leads_to: Tensor
     first_edge: Tensor
     edge_node: Tensor
@@ -52,6 +54,7 @@ class ClassTree(nn.Module):
     node_edge: Tensor
     lengths: Tensor
 
+    @checked
     def __init__(self, leads_to: Tensor, first_edge: Tensor) -> None:
         super().__init__()
         self.register_buffer("leads_to", leads_to)
@@ -99,6 +102,7 @@ class ClassTree(nn.Module):
         """The length of the longest path."""
         return len(self.edge_levels) - 1
 
+    @checked
     def mean_length(self, counts: Tensor | None = None) -> float:
         """The mean length of a path, sum_c counts_c lengths_c / sum_c counts_c.
 
@@ -110,6 +114,7 @@ class ClassTree(nn.Module):
         weights = counts.to(self.lengths.device, torch.double)
         return (weights @ self.lengths.double() / weights.sum()).item()
 
+    @checked
     def paths(self, ids: Tensor, length: int | None = None) -> Tensor:
         """The edges on the way from classes up to the root.
 
@@ -135,6 +140,7 @@ class ClassTree(nn.Module):
             edges.append(lookup(self.parent_edge, edges[-1]))
         return torch.stack(edges, -1)[..., :length]
 
+    @checked
     def accumulate(self, edge_values: Tensor) -> Tensor:
         """The sum of values along the path of every class, with one addition per edge.
 
@@ -219,6 +225,7 @@ class HuffmanTree(ClassTree):
         tensor([1, 3, 3, 2])
     """
 
+    @checked
     def __init__(self, counts: Tensor | Sequence[float], *, arity: int = 2) -> None:
         if isinstance(arity, bool) or not isinstance(arity, int) or arity < 2:
             raise ArgumentError(f"`arity` must be an integer of at least 2; got {arity!r}.")

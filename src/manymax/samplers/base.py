@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from manymax.errors import ArgumentError, ManymaxError
+from manymax.ops.arguments import checked
 from manymax.samplers.checks import (
     batch_shape,
     check_class_bias,
@@ -148,6 +149,7 @@ class Sampler(ExactBuffers):
     """
 
     note: str
+    in_words: ClassVar[str] = "one of manymax.samplers"
     takes_batch_rows: ClassVar[bool] = True
     __call__: Callable[..., Draw]
 
@@ -156,6 +158,7 @@ class Sampler(ExactBuffers):
         if "forward" in cls.__dict__ and "takes_batch_rows" not in cls.__dict__:
             cls.takes_batch_rows = False
 
+    @checked
     def __init__(self, num_classes: int) -> None:
         super().__init__()
         self.num_classes = check_positive_integer("num_classes", num_classes)
@@ -169,6 +172,7 @@ class Sampler(ExactBuffers):
         """log q of ids that have been checked to be in range."""
 
     @torch.no_grad()
+    @checked
     def forward(
         self,
         num_negatives: int | None,
@@ -229,6 +233,7 @@ class Sampler(ExactBuffers):
         return draw
 
     @torch.no_grad()
+    @checked
     def log_q(
         self, ids: Tensor, *, input: Tensor | None = None, shared: bool = False, dtype: torch.dtype | None = None
     ) -> Tensor:
@@ -248,6 +253,7 @@ class Sampler(ExactBuffers):
         ids = check_ids("ids", ids, self.num_classes)
         return self.log_prob_of(ids, input, shared).to(dtype or torch.get_default_dtype())
 
+    @checked
     def log_probs(
         self, *, input: Tensor | None = None, shared: bool = False, dtype: torch.dtype | None = None
     ) -> Tensor:
@@ -255,6 +261,7 @@ class Sampler(ExactBuffers):
         classes = torch.arange(self.num_classes, device=self._device(None, input, None))
         return self.log_q(classes, input=input, shared=shared, dtype=dtype)
 
+    @checked
     def refresh(self, linear_weight: Tensor, generator: torch.Generator | None = None) -> None:
         """Adapt q to the class vectors (C, d) of the model; does nothing where q does not depend on them."""
 
@@ -278,6 +285,7 @@ class FixedSampler(Sampler):
     """A sampler whose q is the same for every query: uniform, log-uniform, popularity."""
 
     note = "log q of one draw, exact"
+    in_words = "a sampler whose q is the same for every query"
 
     @abstractmethod
     def draw_ids(self, shape: tuple[int, ...], device: torch.device, generator: torch.Generator | None) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from manymax.errors import ArgumentError
+from manymax.ops.arguments import checked
 from manymax.ops.checks import visible
 from manymax.ops.lookup import lookup
 from manymax.ops.row_blocks import row_blocks
@@ -45,6 +46,7 @@ class DNSSampler(Sampler):
         Zhang et al. (2013).
     """
 
+    @checked
     def __init__(
         self, num_classes: int, num_candidates: int = 500, *, shared_candidates: bool = False, correction: bool = False
     ) -> None:
@@ -76,6 +78,7 @@ class DNSSampler(Sampler):
         """Raises: log q of arbitrary ids is not known."""
         raise unknown_log_q(self)
 
+    @checked
     def marginal_log_q(self, rank: Tensor, num_negatives: int) -> Tensor:
         """The marginal log-probability with which a kept candidate is a given class, by the rank r of the class.
 
@@ -158,6 +161,7 @@ def _log_binomial_cdf(x: int, n: int, p: Tensor) -> Tensor:
     return log_terms.logsumexp(-1)
 
 
+@checked
 def make(num_classes: int, counts: Tensor | None = None, **options: Any) -> DNSSampler:
     """Build the sampler for `SAMPLERS`; `counts` are not used."""
     return DNSSampler(num_classes, **options)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from manymax.errors import ArgumentError
+from manymax.ops.arguments import checked
 from manymax.ops.lookup import lookup
 from manymax.samplers.base import Draw, ExactBuffers, Request, Sampler, SamplerEntry
 from manymax.samplers.counts import SMOOTHING, log_probs_from_counts
@@ -19,6 +20,7 @@ class CountedFrequency(ExactBuffers):
 
     log_prob: Tensor
 
+    @checked
     def __init__(self, counts: Tensor | Sequence[float], smoothing: float = 0.0) -> None:
         super().__init__()
         self.register_buffer("log_prob", log_probs_from_counts(counts, smoothing=smoothing))
@@ -58,6 +60,7 @@ class InBatchSampler(Sampler):
         Yi et al. (2019).
     """
 
+    @checked
     def __init__(
         self,
         num_classes: int,
@@ -103,6 +106,7 @@ class InBatchSampler(Sampler):
         if self.training:
             self.update(target)
 
+    @checked
     def update(self, target: Tensor) -> None:
         """Update the streaming estimate with a batch; does nothing if counts were given.
 
@@ -137,6 +141,7 @@ class InBatchSampler(Sampler):
         return (own_end + chosen) % (rows * size)
 
 
+@checked
 def make(num_classes: int, counts: Tensor | None = None, **options: float) -> InBatchSampler:
     """Build the sampler for `SAMPLERS`; without counts it estimates them."""
     return InBatchSampler(num_classes, counts=counts, **options)

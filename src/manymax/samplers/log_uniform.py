@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from manymax.ops.arguments import checked
 from manymax.samplers.base import FixedSampler, SamplerEntry
 
 
@@ -37,6 +38,7 @@ class LogUniformSampler(FixedSampler):
         return (1 / (ids.double() + 1)).log1p().log() - math.log(math.log(self.num_classes + 1))
 
 
+@checked
 def make(num_classes: int, counts: Tensor | None = None) -> LogUniformSampler:
     """Build the sampler for `SAMPLERS`; `counts` are not used, but ids should be sorted by them."""
     return LogUniformSampler(num_classes)

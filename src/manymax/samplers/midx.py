@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from manymax.errors import ArgumentError
+from manymax.ops.arguments import checked
 from manymax.ops.categorical import draw_categorical
 from manymax.ops.checks import visible
 from manymax.ops.lookup import lookup
@@ -58,6 +59,7 @@ class MIDXSampler(Sampler):
     cell_of_class: Tensor
     members: Tensor
 
+    @checked
     def __init__(self, num_classes: int, num_codewords: int = 32, *, num_iterations: int = 10) -> None:
         super().__init__(num_classes)
         self.num_codewords = check_positive_integer("num_codewords", num_codewords)
@@ -69,6 +71,7 @@ class MIDXSampler(Sampler):
         self.register_buffer("members", torch.empty(0, dtype=torch.int64))  # (C,): classes sorted by cell
 
     @torch.no_grad()
+    @checked
     def refresh(self, linear_weight: Tensor, generator: torch.Generator | None = None) -> None:
         """Compute the codewords and cells of the given class vectors.
 
@@ -232,6 +235,7 @@ def _nearest(points: Tensor, codewords: Tensor) -> Tensor:
     return torch.cat([(points[rows] @ codewords.T - offset).argmax(1) for rows in blocks])
 
 
+@checked
 def make(num_classes: int, counts: Tensor | None = None, **options: int) -> MIDXSampler:
     """Build the sampler for `SAMPLERS`; `counts` are not used."""
     return MIDXSampler(num_classes, **options)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from manymax.errors import ArgumentError, ArgumentTypeError
+from manymax.ops.arguments import checked
 from manymax.samplers.base import Draw, FixedSampler, Request, Sampler, SamplerEntry
 from manymax.samplers.checks import check_number
 from manymax.samplers.counts import SMOOTHING
@@ -52,6 +53,7 @@ class MixedSampler(Sampler):
         Yang et al. (2020); for fixed numbers of draws from several distributions, Veach and Guibas (1995).
     """
 
+    @checked
     def __init__(
         self,
         num_classes: int,
@@ -127,6 +129,7 @@ class MixedSampler(Sampler):
         return f"{super().extra_repr()}, in_batch_share={self.in_batch_share}"
 
 
+@checked
 def make(num_classes: int, counts: Tensor | None = None, **options: Any) -> MixedSampler:
     """Build the sampler for `SAMPLERS`; without counts it estimates them."""
     return MixedSampler(num_classes, counts=counts, **options)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from manymax.ops.alias import alias_table, draw_from_alias_table
+from manymax.ops.arguments import checked
 from manymax.ops.lookup import lookup
 from manymax.samplers.base import FixedSampler, SamplerEntry
 from manymax.samplers.counts import SMOOTHING, log_probs_from_counts
@@ -41,6 +42,7 @@ class PopularitySampler(FixedSampler):
     keep: Tensor
     alias: Tensor
 
+    @checked
     def __init__(self, counts: Tensor | Sequence[float], *, power: float = 1.0, smoothing: float = 0.0) -> None:
         log_prob = log_probs_from_counts(counts, power, smoothing)
         super().__init__(log_prob.numel())
@@ -58,6 +60,7 @@ class PopularitySampler(FixedSampler):
         return lookup(self.log_prob, ids)
 
 
+@checked
 def make(num_classes: int, counts: Tensor, **options: float) -> PopularitySampler:
     """Build the sampler for `SAMPLERS`; `num_classes` is the number of counts."""
     return PopularitySampler(counts, **options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from manymax.ops.arguments import checked
 from manymax.ops.lookup import lookup
 from manymax.samplers.base import ExactBuffers
 from manymax.samplers.checks import check_ids, check_number, check_positive_integer
@@ -46,6 +47,7 @@ class StreamingFrequency(ExactBuffers):
     num_unseen: Tensor
     seen_total: Tensor
 
+    @checked
     def __init__(self, num_classes: int, rate: float = 0.01) -> None:
         super().__init__()
         self.num_classes = check_positive_integer("num_classes", num_classes)
@@ -60,6 +62,7 @@ class StreamingFrequency(ExactBuffers):
         self.register_buffer("seen_total", torch.zeros((), dtype=torch.float64))
 
     @torch.no_grad()
+    @checked
     def update(self, target: Tensor) -> None:
         """Update the estimate with a batch of occurrences, ids of any shape."""
         target = check_ids("target", target, self.num_classes)
@@ -74,6 +77,7 @@ class StreamingFrequency(ExactBuffers):
         self.seen_total += (1 / after - (seen > 0) / before).sum()
         self.mean_gap[ids], self.last_seen[ids], self.num_seen[ids] = after, self.time, seen + times
 
+    @checked
     def log_prob_of(self, ids: Tensor) -> Tensor:
         """log q of the ids, float64."""
         unseen_gap = (self.num_classes + self.time).double()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from manymax.errors import ArgumentError, ArgumentTypeError
+from manymax.ops.arguments import checked
 from manymax.ops.categorical import draw_categorical
 from manymax.samplers.base import Draw, FixedSampler, Request, Sampler, SamplerEntry, unknown_log_q
 from manymax.samplers.candidates import POOL, at_positions, candidate_scores, check_pool, pool_shape, target_scores
@@ -49,6 +50,7 @@ class TwoPassSampler(Sampler):
 
     note = "log q of one draw over all classes, conditional on the pool of candidates: s_c - log Z_pool"
 
+    @checked
     def __init__(
         self,
         num_classes: int,
@@ -101,6 +103,7 @@ def _log_mean_exp(log_values: Tensor) -> Tensor:
     return log_values.logsumexp(0) - math.log(len(log_values))
 
 
+@checked
 def make(num_classes: int, counts: Tensor | None = None, **options: Any) -> TwoPassSampler:
     """Build the sampler for `SAMPLERS`; `counts` are not used, except by a popularity sampler passed as `base`."""
     return TwoPassSampler(num_classes, **options)

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from manymax.ops.arguments import checked
 from manymax.samplers.base import FixedSampler, SamplerEntry
 
 
@@ -34,6 +35,7 @@ class UniformSampler(FixedSampler):
         return torch.full(ids.shape, -math.log(self.num_classes), dtype=torch.float64, device=ids.device)
 
 
+@checked
 def make(num_classes: int, counts: Tensor | None = None) -> UniformSampler:
     """Build the sampler for `SAMPLERS`; `counts` are not used."""
     return UniformSampler(num_classes)

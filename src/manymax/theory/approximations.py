@@ -8,11 +8,13 @@ from torch import Tensor
 from manymax.engine.member import Approximation, Member
 from manymax.errors import ArgumentError
 from manymax.members import BASELINE, FAMILY
+from manymax.ops.arguments import checked
 from manymax.ops.tree import ClassTree
 from manymax.ops.tree_model import TreeModel
 from manymax.theory.inputs import check_count, read_inputs
 
 
+@checked
 def approximations(*, drawing: bool = False) -> dict[str, Approximation]:
     """{member's name: its approximation of the baseline loss}; if `drawing`, only of members that draw negatives."""
     known = {name: member.theory.approximation for name, member in FAMILY.items()}
@@ -23,6 +25,7 @@ def approximations(*, drawing: bool = False) -> dict[str, Approximation]:
     }
 
 
+@checked
 def approximating(name: str, *, drawing: bool = False) -> tuple[Member, Approximation]:
     """A member by one of its names, and its approximation of the baseline loss.
 
@@ -50,6 +53,7 @@ def variant_names() -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for variant in variants for name in variant.settings))
 
 
+@checked
 def tree_log_probs(scores: Tensor, tree: ClassTree, dim: int) -> Tensor:
     """log P of a tree with node vectors of size `dim` that comes close to softmax(scores).
 

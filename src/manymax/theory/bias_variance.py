@@ -36,6 +36,7 @@ from manymax.engine.approximation import DrawTheory, Parts
 from manymax.engine.member import Member
 from manymax.errors import ArgumentError
 from manymax.ops import divergences as formulas
+from manymax.ops.arguments import checked
 from manymax.ops.log_sums import NUMBERS_PER_BLOCK
 from manymax.ops.tree import ClassTree
 from manymax.theory.approximations import approximating
@@ -83,6 +84,7 @@ class Drawn:
     variance_error: Tensor
 
 
+@checked
 def estimate(
     member: str,
     scores: Tensor,
@@ -140,6 +142,7 @@ def _mean_over_labels(parts: Parts, shares: Tensor) -> Estimate:
     )
 
 
+@checked
 def deviation(member: str, scores: Tensor, target: Tensor | None = None, **settings: Any) -> Tensor:
     """Exact bias^2 + variance of an approximation, (N,); arguments as in `estimate`.
 
@@ -150,6 +153,7 @@ def deviation(member: str, scores: Tensor, target: Tensor | None = None, **setti
     return estimate(member, scores, target, **settings).deviation
 
 
+@checked
 def negatives_needed(
     member: str,
     scores: Tensor,
@@ -200,6 +204,7 @@ def negatives_needed(
     return high
 
 
+@checked
 def drawn(
     member: str,
     scores: Tensor,
@@ -254,6 +259,7 @@ def _moments(values: Tensor) -> Drawn:
     return Drawn(values.mean(-1), (variance / count).sqrt(), variance, squares.std(-1) / math.sqrt(count))
 
 
+@checked
 def divergences(scores: Tensor, log_q: Tensor | None = None, num_negatives: int = 1) -> dict[str, Tensor]:
     """The divergences that bias and variance depend on.
 

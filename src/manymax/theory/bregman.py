@@ -28,10 +28,12 @@ from torch import Tensor
 
 from manymax.engine.fenchel_young import FenchelYoung
 from manymax.errors import ArgumentError
+from manymax.ops.arguments import checked
 from manymax.ops.checks import check_scores
 from manymax.theory.order_preservation import Map
 
 
+@checked(scores="finite ... C", target="probs ... C")
 def bregman_gap(pair: FenchelYoung, scores: Tensor, target: Tensor) -> Tensor:
     """The gap L(t, s) - D(t, p(s)) between a Fenchel-Young loss and its Bregman divergence, by definition.
 
@@ -56,6 +58,7 @@ def bregman_gap(pair: FenchelYoung, scores: Tensor, target: Tensor) -> Tensor:
     return loss - pair.bregman(target, pair.map(scores))
 
 
+@checked(scores="finite ... C", target="probs ... C")
 def threshold_gap(pair: FenchelYoung, scores: Tensor, target: Tensor) -> Tensor:
     """The gap of `bregman_gap` by its formula: sum of t_j (threshold - s_j) over the classes j off the support, (...).
 
@@ -75,6 +78,7 @@ def threshold_gap(pair: FenchelYoung, scores: Tensor, target: Tensor) -> Tensor:
     return torch.where((probs == 0) & (target > 0), target * (on_support - excess), 0).sum(-1)
 
 
+@checked(scores="finite ... C")
 def gradient_residual(pair: FenchelYoung, scores: Tensor) -> Tensor:
     """How far a map is from the gradient of its loss: max over classes of |grad Omega*(s) - p(s)|, (...).
 
@@ -98,6 +102,7 @@ def gradient_residual(pair: FenchelYoung, scores: Tensor) -> Tensor:
     return (gradient - probs).abs().amax(-1).detach()
 
 
+@checked(scores="finite C")
 def asymmetry(map: Map, scores: Tensor) -> float:
     """The largest entry of |J - J'| of a map's Jacobian J at scores (C,).
 
@@ -110,6 +115,7 @@ def asymmetry(map: Map, scores: Tensor) -> float:
 # The theorem --------------------------------------------------------------------------------------
 
 
+@checked(probs="probs ... C")
 def tie_cost(omega: Map, probs: Tensor, first: int, second: int) -> Tensor:
     """The rise in risk if two classes are given the same score: Omega(p) - Omega(p with both at their mean), (...).
 
@@ -147,6 +153,7 @@ class OrderTheorem:
     second: int
 
 
+@checked(least={"num_classes": 2, "laws": 1})
 def wop_suffices(
     omega: Map, num_classes: int = 4, *, laws: int = 500, seed: int = 0, tolerance: float = 1e-6
 ) -> OrderTheorem:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from manymax.engine.member import Member
 from manymax.errors import check_choice
+from manymax.ops.arguments import checked
 from manymax.theory.label_laws import LabelLaw, random_law, random_probs, regret
 from manymax.theory.risk import closed_form, minimisers, uniform_log_q
 
@@ -45,6 +46,7 @@ class Consistency:
     trials: int
 
 
+@checked(least={"num_classes": 2, "trials": 1, "num_negatives": 1})
 def consistency(
     member: Member,
     metric: str = "dcg",

@@ -37,12 +37,14 @@ from manymax.engine.cost import FAR, FLOAT, NEAR, Cost, Machine, Shape, Way, Wor
 from manymax.engine.native_library import resolve
 from manymax.errors import ArgumentError, check_choice
 from manymax.members import FAMILY
+from manymax.ops.arguments import checked
 
 __all__ = ["Cost", "Machine", "Shape", "Work", "cost", "measure_machine", "predict_seconds"]
 
 WAYS = ("blocked", *get_args(Way))
 
 
+@checked
 def cost(member: str, shape: Shape, way: str = "blocked", **settings: Any) -> Cost:
     """Flops, bytes, parameters touched and memory of one step of a member.
 
@@ -76,6 +78,7 @@ def _machine_here() -> Machine:
     return Machine(native=resolve("auto") is not None)
 
 
+@checked
 def predict_seconds(member: str, shape: Shape, machine: Machine, way: str = "blocked", **settings: Any) -> float:
     """Seconds of one step on a machine; arguments as in `cost`, but "blocked" is how heads compute on that machine.
 

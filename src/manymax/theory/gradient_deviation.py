@@ -35,6 +35,7 @@ from torch import Tensor
 from manymax.engine.approximation import GradientCase, GradientEstimator
 from manymax.errors import ArgumentError
 from manymax.members import FAMILY
+from manymax.ops.arguments import checked
 from manymax.ops.checks import check_finite, check_scores
 from manymax.ops.ratio_sums import ratio_moments
 from manymax.theory.inputs import check_count
@@ -87,6 +88,7 @@ def gradient_estimators() -> dict[str, GradientEstimator]:
     return {row.name: row for member in FAMILY.values() for row in member.theory.gradients}
 
 
+@checked(least={"num_negatives": 1})
 def predicted_gradient(
     estimator: GradientEstimator,
     scores: Tensor,
@@ -119,6 +121,7 @@ def predicted_gradient(
     return GradientDeviation(bias, noise, norm, torch.zeros_like(bias))
 
 
+@checked(least={"num_negatives": 1})
 def exact_gradient(
     estimator: GradientEstimator,
     scores: Tensor,
@@ -140,6 +143,7 @@ def exact_gradient(
     return GradientDeviation(bias, noise, norm, torch.zeros_like(bias))
 
 
+@checked(least={"num_negatives": 1, "draws": 2})
 def measured_gradient(
     estimator: GradientEstimator,
     scores: Tensor,

@@ -24,12 +24,14 @@ from torch import Tensor
 
 from manymax.engine.member import Member
 from manymax.errors import ArgumentError, ArgumentTypeError
+from manymax.ops.arguments import checked
 from manymax.ops.checks import check_scores
 from manymax.ops.discounts import discounts
 from manymax.theory.inputs import check_proposal
 from manymax.theory.order_preservation import Map
 
 
+@checked(values="scores ... C", relevant="bools ... C", least={"cutoff": 1})
 def expected_dcg(values: Tensor, relevant: Tensor, cutoff: int | None = None) -> Tensor:
     """Expected DCG of a ranking by `values` with ties broken at random: (r/m) sum_i w_{z+i} for each group of ties.
 
@@ -58,6 +60,7 @@ def expected_dcg(values: Tensor, relevant: Tensor, cutoff: int | None = None) ->
     return (mean.gather(-1, group) * relevant.gather(-1, permutation)).sum(-1)
 
 
+@checked(values="scores ... C", relevant="bools ... C", least={"cutoff": 1})
 def best_dcg(values: Tensor, relevant: Tensor, cutoff: int | None = None) -> Tensor:
     """DCG of a ranking by `values` with ties broken in favour of relevant classes, (...); see `expected_dcg`."""
     _check_relevant(values, relevant)
@@ -68,6 +71,7 @@ def best_dcg(values: Tensor, relevant: Tensor, cutoff: int | None = None) -> Ten
     return (discounts(values.shape[-1], cutoff) * relevant.gather(-1, permutation)).sum(-1)
 
 
+@checked(values="scores ... C", relevant="bools ... C", least={"cutoff": 1})
 def tie_loss(values: Tensor, relevant: Tensor, cutoff: int | None = None) -> Tensor:
     """Best minus expected DCG: sum_{i <= r} w_{z+i} - (r/m) sum_{i <= m} w_{z+i}, summed over all groups of ties.
 
@@ -87,6 +91,7 @@ def tie_loss(values: Tensor, relevant: Tensor, cutoff: int | None = None) -> Ten
     return best_dcg(values, relevant, cutoff) - expected_dcg(values, relevant, cutoff)
 
 
+@checked(scores="scores ... C", relevant="bools ... C")
 def dcg_direction(scores: Tensor, relevant: Tensor) -> Tensor:
     """d = sum_i sum_j w_{position of i} (e_j - e_i) over relevant i and irrelevant j, (..., C) float64.
 
@@ -120,6 +125,7 @@ class Alignment:
     lost: Tensor
 
 
+@checked(probs="probs ... C", scores="scores ... C", relevant="bools ... C", fill="probs ... C")
 def alignment(probs: Tensor, scores: Tensor, relevant: Tensor, fill: Tensor) -> Alignment:
     """The alignment <p - y, d> of the gradient of a sparse map, and what its zero probabilities take from it.
 
@@ -146,12 +152,14 @@ def alignment(probs: Tensor, scores: Tensor, relevant: Tensor, fill: Tensor) -> 
     return Alignment((gradient * direction).sum(-1), (filled * direction).sum(-1), lost)
 
 
+@checked(probs="probs ... C", relevant="bools ... C")
 def zeroed_negatives(probs: Tensor, relevant: Tensor) -> Tensor:
     """The set {j: p_j = 0 and y_j = 0} as (..., C) bool: negatives whose gradient p_j - y_j is 0."""
     _check_relevant(probs, relevant)
     return (probs == 0) & ~relevant
 
 
+@checked(scores="scores N C")
 def gradient(member: Member, scores: Tensor, target: Tensor, **settings: Any) -> Tensor:
     """The gradient of a member's loss in the scores, row by row.
 
@@ -176,6 +184,7 @@ def gradient(member: Member, scores: Tensor, target: Tensor, **settings: Any) ->
     return torch.autograd.grad(member.loss(leaf, target, reduction="sum", **settings), leaf)[0]
 
 
+@checked(scores="finite N C", target="ids N < C", log_q="floats C", least={"num_negatives": 1, "draws": 1})
 def sampled_gradient(
     member: Member,
     scores: Tensor,
@@ -228,6 +237,7 @@ def sampled_gradient(
     return torch.autograd.grad(loss, leaf)[0] / draws
 
 
+@checked(gradient="finite N C", target="ids N < C")
 def without_signal(gradient: Tensor, target: Tensor) -> Tensor:
     """The negatives that learn nothing, (N, C) bool: their gradient is 0 and they are not the label.
 
@@ -238,6 +248,7 @@ def without_signal(gradient: Tensor, target: Tensor) -> Tensor:
     return (gradient == 0) & ~labels
 
 
+@checked(log_q="floats C", least={"num_negatives": 1})
 def undrawn_probability(log_q: Tensor, num_negatives: int) -> Tensor:
     """The probability (1 - q_j)^k that class j is in none of k draws and gets no gradient as a negative, (C,).
 
@@ -248,6 +259,7 @@ def undrawn_probability(log_q: Tensor, num_negatives: int) -> Tensor:
     return (num_negatives * torch.log1p(-log_q.exp())).exp()
 
 
+@checked(matrix="any ... C")
 def by_score(matrix: Tensor, scores: Tensor) -> Tensor:
     """A matrix with its classes sorted by decreasing score, for heat maps.
 
@@ -269,6 +281,7 @@ def by_score(matrix: Tensor, scores: Tensor) -> Tensor:
     return matrix.gather(-1, permutation)
 
 
+@checked(scores="finite C", least={"count": 1})
 def top_jacobian(map: Map, scores: Tensor, count: int) -> Tensor:
     """The part of a map's Jacobian that belongs to the classes with the highest scores, without a (C, C) table.
 

@@ -23,12 +23,14 @@ from torch import Tensor
 from manymax.engine.member import Member
 from manymax.errors import ArgumentError, check_choice
 from manymax.members import FAMILY
+from manymax.ops.arguments import checked
 from manymax.ops.checks import check_scores
 from manymax.theory.order_preservation import Map, label_of, member_map
 
 METHODS = ("closed", "autograd")
 
 
+@checked(scores="scores ... C")
 def jacobian(
     member: Member, scores: Tensor, target: Tensor | None = None, *, method: str = "closed", **settings: Any
 ) -> Tensor:
@@ -68,6 +70,7 @@ def _by_autograd(map: Map, scores: Tensor) -> Tensor:
     return torch.stack(rows_of_j, -2)
 
 
+@checked(jacobian="wide C C", least={"tolerance": 0})
 def null_space(jacobian: Tensor, tolerance: float = 1e-9) -> Tensor:
     """An orthonormal basis of {v: J v = 0}, (C, C - rank): changes of the scores that do not change the map's result.
 
@@ -84,6 +87,7 @@ def null_space(jacobian: Tensor, tolerance: float = 1e-9) -> Tensor:
     return right[values <= _cut(values, tolerance)].mT
 
 
+@checked(jacobian="wide ... C C", least={"tolerance": 0})
 def rank(jacobian: Tensor, tolerance: float = 1e-9) -> Tensor:
     """The rank of J, (...), for (..., C, C): C - 1 for softmax, support - 1 for sparse maps."""
     values = torch.linalg.svdvals(jacobian)
@@ -97,6 +101,7 @@ def _cut(values: Tensor, tolerance: float) -> Tensor:
     return (share * values.amax(-1, keepdim=True)).clamp_min(torch.finfo(values.dtype).tiny)
 
 
+@checked(scores="finite ... C", least={"iterations": 1, "tolerance": 0})
 def spectral_norm(map: Map, scores: Tensor, *, iterations: int = 500, tolerance: float = 1e-9, seed: int = 0) -> Tensor:
     """The spectral norm of a map's Jacobian by power iteration on J'J, without a (C, C) table.
 
@@ -140,6 +145,7 @@ def spectral_norm(map: Map, scores: Tensor, *, iterations: int = 500, tolerance:
     return norm
 
 
+@checked(scores="scores ... C")
 def norm_bounds(member: Member, scores: Tensor, target: Tensor | None = None, **settings: Any) -> tuple[Tensor, Tensor]:
     """A lower and an upper bound of the spectral norm of a member's Jacobian at given scores.
 
@@ -171,6 +177,7 @@ def norm_bounds(member: Member, scores: Tensor, target: Tensor | None = None, **
     return known(scores, label_of(scores, target) if member.needs_label else None, **settings)
 
 
+@checked(least={"num_classes": 1})
 def supremum(member: Member, num_classes: int, **settings: Any) -> float:
     """The largest spectral norm of the Jacobian of a member's map over all scores; nan where none is known.
 

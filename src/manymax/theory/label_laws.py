@@ -21,12 +21,14 @@ from torch import Tensor
 
 from manymax.engine.target import MULTILABEL
 from manymax.errors import ArgumentError, check_choice
+from manymax.ops.arguments import checked
 from manymax.ops.discounts import discounts
 
 CONSISTENCY_METRICS = ("precision", "recall", "dcg", "ndcg")
 TIED = 1e-5  # scores that differ by less count as tied: a numerical search does not find minimisers more precisely
 
 
+@checked
 @dataclass(frozen=True)
 class LabelLaw:
     """A distribution of label sets: labels (n, C) bool, and the probability of each set, probs (n,).
@@ -70,6 +72,7 @@ class LabelLaw:
         return (self.probs * per_label) @ self.labels.to(self.probs.dtype)
 
 
+@checked(least={"num_classes": 1, "cutoff": 1})
 def position_weights(metric: str, num_classes: int, cutoff: int | None = None) -> Tensor:
     """The weight w of each position of a ranking, (C,) float64; 0 beyond the cutoff.
 
@@ -86,6 +89,7 @@ def position_weights(metric: str, num_classes: int, cutoff: int | None = None) -
     return torch.where(torch.arange(num_classes) < cutoff, weights, 0)
 
 
+@checked(scores="scores C", least={"cutoff": 1})
 def expected_metric(scores: Tensor, law: LabelLaw, metric: str, cutoff: int | None = None) -> float:
     """The metric of a ranking by scores (C,), in expectation over the law, with ties broken in the worst way.
 
@@ -110,6 +114,7 @@ def expected_metric(scores: Tensor, law: LabelLaw, metric: str, cutoff: int | No
     return float(position_weights(metric, len(gains), cutoff) @ gains[worst_ranking])
 
 
+@checked(scores="scores C", least={"cutoff": 1})
 def regret(scores: Tensor, law: LabelLaw, metric: str, cutoff: int | None = None) -> float:
     """Expected metric of the best ranking minus that of the ranking by scores (C,); arguments as `expected_metric`."""
     gains = law.gains(metric, cutoff).double().sort(descending=True).values
@@ -127,6 +132,7 @@ def _levels(scores: Tensor) -> Tensor:
 # Random laws -------------------------------------------------------------------------------------
 
 
+@checked(least={"num_classes": 1})
 def random_law(
     num_classes: int,
     generator: torch.Generator,
@@ -153,6 +159,7 @@ def random_law(
     return LabelLaw(sets, random_probs(num_classes + 1, generator, ties, zeros))
 
 
+@checked(least={"size": 1})
 def random_probs(size: int, generator: torch.Generator, ties: bool = False, zeros: bool = False) -> Tensor:
     """Random probabilities, (size,) float64.
 

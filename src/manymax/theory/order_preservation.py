@@ -20,6 +20,7 @@ from torch import Tensor
 
 from manymax.engine.member import Member
 from manymax.errors import ArgumentError
+from manymax.ops.arguments import checked
 
 Map = Callable[[Tensor], Tensor]
 
@@ -57,6 +58,7 @@ class OrderPreservation:
     witness: Witness | None
 
 
+@checked
 def member_map(member: Member, target: Tensor | None = None, **settings: Any) -> Map:
     """A member's map as a function of the scores alone.
 
@@ -81,11 +83,13 @@ def member_map(member: Member, target: Tensor | None = None, **settings: Any) ->
     return lambda scores: map_with_label(scores, label_of(scores, target), **settings)
 
 
+@checked
 def label_of(scores: Tensor, target: Tensor | None) -> Tensor:
     """The labels (...) for a map of scores (..., C) that needs them: the given ones, or class 0 everywhere."""
     return torch.zeros_like(scores[..., 0], dtype=torch.long) if target is None else target
 
 
+@checked(least={"rows": 1, "rounds": 0})
 def order_preservation_of(
     map: Map, num_classes: int = 5, *, rows: int = 1000, rounds: int = 8, seed: int = 0
 ) -> OrderPreservation:
@@ -128,6 +132,7 @@ def order_preservation_of(
     return OrderPreservation(kind, _rounded_witness(map, scores[row], pairs[row], kind))
 
 
+@checked(upper="finite C", lower="finite C")
 def majorizes(upper: Tensor, lower: Tensor) -> bool:
     """Whether `upper` (C,) majorizes `lower` (C,).
 

@@ -27,6 +27,8 @@ from torch import Tensor
 
 from manymax.engine.member import Member
 from manymax.errors import ArgumentError
+from manymax.ops.arguments import checked
+from manymax.ops.checks import visible
 from manymax.theory.order_preservation import member_map
 
 
@@ -42,6 +44,7 @@ class Rates:
     rho: float
 
 
+@checked
 def rates(curvature: float, feature_norm: float, ridge: float) -> Rates:
     """The constants of a linear head.
 
@@ -71,6 +74,7 @@ def rates(curvature: float, feature_norm: float, ridge: float) -> Rates:
     return Rates(smoothness, ridge, kappa, 2 / smoothness, 2 / (smoothness + ridge), rho)
 
 
+@checked(features="finite examples dim", least={"num_classes": 1})
 def head_rates(member: Member, features: Tensor, num_classes: int, ridge: float, **settings: Any) -> Rates:
     """The constants of a member's linear head on given features.
 
@@ -87,6 +91,7 @@ def head_rates(member: Member, features: Tensor, num_classes: int, ridge: float,
     return rates(curvature_of(member, num_classes, **settings), feature_norm, ridge)
 
 
+@checked(least={"num_classes": 1})
 def curvature_of(member: Member, num_classes: int, **settings: Any) -> float:
     """The curvature B of a member: the smoothness that its facts state for these settings and sizes."""
     known = member.facts.smoothness.fn
@@ -98,6 +103,7 @@ def curvature_of(member: Member, num_classes: int, **settings: Any) -> float:
 # Gradient descent --------------------------------------------------------------------------------
 
 
+@checked(features="finite examples dim")
 def head_gradient(
     member: Member, features: Tensor, target: Tensor, ridge: float, **settings: Any
 ) -> Callable[[Tensor], Tensor]:
@@ -122,6 +128,7 @@ def head_gradient(
     return gradient
 
 
+@checked(start="finite ...", least={"steps": 0})
 def descend(gradient: Callable[[Tensor], Tensor], start: Tensor, step: float, steps: int) -> Tensor:
     """Plain gradient descent with a fixed step size; returns the start and every iterate, (steps + 1, ...)."""
     path = [start]
@@ -130,12 +137,21 @@ def descend(gradient: Callable[[Tensor], Tensor], start: Tensor, step: float, st
     return torch.stack(path)
 
 
+@checked
 def contractions(path: Tensor, optimum: Tensor) -> Tensor:
     """The ratio |W_(t+1) - W*| / |W_t - W*| of every step of a path (steps + 1, ...), (steps,)."""
+    if path.ndim < 2 or path.shape[1:] != optimum.shape or not optimum.numel():
+        raise ArgumentError(
+            f"`path` must be iterates (steps + 1, ...) of the shape of `optimum`, {tuple(optimum.shape)};"
+            f" got {tuple(path.shape)}."
+        )
     distance = (path - optimum).flatten(1).norm(dim=-1)
+    if visible(distance) and not (distance.isfinite() & (distance > 0))[:-1].all():
+        raise ArgumentError("`path` must be finite and reach `optimum` in its last iterate at the earliest.")
     return distance[1:] / distance[:-1]
 
 
+@checked(least={"num_classes": 2})
 def worst_head(
     member: Member, num_classes: int, feature_norm: float, ridge: float, **settings: Any
 ) -> tuple[Callable[[Tensor], Tensor], Tensor, Rates]:

@@ -19,10 +19,12 @@ from torch import Tensor
 
 from manymax.engine.member import Member
 from manymax.errors import ArgumentError
+from manymax.ops.arguments import checked
 from manymax.ops.tree import ClassTree
 from manymax.theory.inputs import check_proposal
 
 
+@checked(log_q="floats C", least={"num_negatives": 1})
 def all_samples(log_q: Tensor, num_negatives: int) -> tuple[Tensor, Tensor]:
     """Every outcome of k draws from q, as class ids (n, k) in rising order, and their probabilities (n,).
 
@@ -39,11 +41,13 @@ def all_samples(log_q: Tensor, num_negatives: int) -> tuple[Tensor, Tensor]:
     return ids, (log_sequences + (counts * log_q).nan_to_num(nan=0.0).sum(-1)).exp()
 
 
+@checked(least={"num_classes": 1})
 def uniform_log_q(num_classes: int) -> Tensor:
     """log q of a uniform proposal, (C,) float64."""
     return torch.full((num_classes,), -math.log(num_classes), dtype=torch.float64)
 
 
+@checked(scores="finite ... V", weights="probs C", log_q="floats C", least={"num_negatives": 1})
 def conditional_risk(
     member: Member,
     scores: Tensor,
@@ -125,6 +129,7 @@ class Minimisers:
     how: str
 
 
+@checked(weights="probs C", log_q="floats C", least={"num_negatives": 1})
 def minimisers(
     member: Member,
     weights: Tensor,
@@ -162,6 +167,7 @@ def minimisers(
     return Minimisers(_highest_at_zero(member, known), "closed form")
 
 
+@checked(weights="probs C", log_q="floats C", least={"num_negatives": 1, "starts": 1})
 def search_minimisers(
     member: Member,
     weights: Tensor,
@@ -204,6 +210,7 @@ def search_minimisers(
     return Minimisers(_highest_at_zero(member, ends[risks <= risks.min() + 1e-9]), "search")
 
 
+@checked(probs="probs C", log_q="floats C")
 def closed_form(member: Member, probs: Tensor, *, log_q: Tensor | None = None, **settings: Any) -> Tensor | None:
     """The minimisers (n, C) for class probabilities probs (C,) by a formula; None where none is known."""
     if log_q is not None:
@@ -215,6 +222,7 @@ def closed_form(member: Member, probs: Tensor, *, log_q: Tensor | None = None, *
     return None
 
 
+@checked(start="finite C", weights="probs C")
 def descend_risk(member: Member, start: Tensor, weights: Tensor, options: Mapping[str, Any]) -> Tensor:
     """A local minimum of the risk near the scores `start` (C,), by LBFGS; options are those of `conditional_risk`."""
     scores = start.clone().requires_grad_()

@@ -22,12 +22,15 @@ from torch import Tensor, nn
 from manymax.engine.fenchel_young import FenchelYoung
 from manymax.engine.member import Fact, Facts, Formulas, Learned, Setting
 from manymax.engine.module import ExactLoss
+from manymax.engine.target import SoftTarget, Target
 from manymax.members.entmax.alpha import alpha_from_raw, check_number, raw_from_alpha, read_alpha
 from manymax.members.entmax.autograd import entmax_map, potential
-from manymax.ops.checks import check_finite, check_scores, working
+from manymax.ops.arguments import checked
+from manymax.ops.checks import check_finite, classes_last, working
 from manymax.ops.deformed import log_of
 
 
+@checked
 def entmax(scores: Tensor, alpha: float | Tensor = 1.5, dim: int = -1) -> Tensor:
     """Alpha-entmax probabilities, exactly 0 for scores below a threshold.
 
@@ -48,8 +51,7 @@ def entmax(scores: Tensor, alpha: float | Tensor = 1.5, dim: int = -1) -> Tensor
         >>> manymax.entmax(torch.tensor([2.0, 1.0, -1.0]), alpha=1.5)
         tensor([0.8307, 0.1693, 0.0000])
     """
-    check_scores(scores)
-    work, dtype = working(scores.movedim(dim, -1))
+    work, dtype = working(classes_last(scores, dim))
     probs, maximum = entmax_map(work, read_alpha(alpha, work))
     check_finite(maximum)
     return probs.to(dtype).movedim(-1, dim)
@@ -86,9 +88,10 @@ def foundation(alpha: float | Tensor = 1.5) -> FenchelYoung:
     )
 
 
+@checked
 def entmax_loss(
     scores: Tensor,
-    target: Tensor,
+    target: Tensor | Target | SoftTarget,
     *,
     alpha: float | Tensor = 1.5,
     weight: Tensor | None = None,
@@ -134,6 +137,7 @@ class EntmaxLoss(ExactLoss):
         weight, ignore_index, reduction, label_smoothing, multilabel: as in `softmax_loss`.
     """
 
+    @checked
     def __init__(
         self,
         alpha: float = 1.5,

@@ -18,6 +18,7 @@ from manymax.members.hierarchical_softmax.loss import (
     check_tree,
     hierarchical_softmax_loss,
 )
+from manymax.ops.arguments import checked
 from manymax.ops.tree import ClassTree, HuffmanTree
 
 # The options that have an effect on this head, and the reason that the error for all others gives.
@@ -49,6 +50,7 @@ def _refusing(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @_refusing
+@checked
 def linear_hierarchical_softmax_loss(
     input: Tensor,
     linear_weight: Tensor,
@@ -131,6 +133,7 @@ class LinearHierarchicalSoftmaxLoss(LinearHead, HierarchicalSoftmaxLoss):
     takes_class_vectors = False
 
     @_refusing
+    @checked(least={"in_features": 1, "num_classes": 1})
     def __init__(
         self,
         in_features: int | None,

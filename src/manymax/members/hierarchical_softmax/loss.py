@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from manymax.engine.module import ExactLoss
 from manymax.engine.target import Form, Target, check_options, read_target, row_losses
 from manymax.errors import ArgumentError, ArgumentTypeError
+from manymax.ops.arguments import checked
 from manymax.ops.checks import check_scores, full_precision, learned, visible, working
 from manymax.ops.lookup import lookup
 from manymax.ops.reduction import reduce
@@ -36,6 +37,7 @@ from manymax.ops.tree_model import TreeModel, num_vectors
 PATH_COST = 4
 
 
+@checked
 def hierarchical_softmax_loss(
     input: Tensor,
     node_vectors: Tensor,
@@ -108,6 +110,7 @@ def hierarchical_softmax_loss(
         return reduce(losses, read.divisor, reduction).to(dtype)
 
 
+@checked
 def hierarchical_softmax_log_prob(
     input: Tensor,
     node_vectors: Tensor,
@@ -260,6 +263,7 @@ class HierarchicalSoftmaxLoss(ExactLoss):
         (tensor([0.5000, 0.2500]), tensor([0, 3]))
     """
 
+    @checked
     def __init__(
         self,
         in_features: int,

@@ -35,7 +35,8 @@ from torch.nn.functional import logsigmoid, pad
 from manymax.engine.member import Fact, Facts, Formulas, Setting, Takes
 from manymax.engine.module import ExactLoss
 from manymax.engine.row_target import listed
-from manymax.engine.target import Form, check_options, check_positives, read_target
+from manymax.engine.target import Form, SoftTarget, Target, check_options, check_positives, read_target
+from manymax.ops.arguments import checked
 from manymax.ops.checks import check_finite, check_scores, working
 from manymax.ops.reduction import reduce
 
@@ -111,9 +112,10 @@ def best_first(scores: Tensor, positive: Tensor) -> Tensor:
 # The loss ----------------------------------------------------------------------------------------
 
 
+@checked
 def lambda_loss(
     scores: Tensor,
-    target: Tensor,
+    target: Tensor | Target | SoftTarget,
     *,
     variant: str = DISTANCE,
     k: int = 20,
@@ -199,6 +201,7 @@ class LambdaLoss(ExactLoss):
         variant, k, sigma, weight, ignore_index, reduction, label_smoothing, multilabel: as in `lambda_loss`.
     """
 
+    @checked
     def __init__(
         self,
         variant: str = DISTANCE,

@@ -23,10 +23,12 @@ from torch.nn.functional import logsigmoid
 from manymax.engine.member import Fact, Facts, Formulas, Learned, Setting
 from manymax.engine.sampled_scores import HIT_POLICIES, DrawnKernel, SampledScores, read_number, read_sample
 from manymax.errors import ArgumentError, check_choice
+from manymax.ops.arguments import checked
 from manymax.ops.divergences import jensen_shannon
 from manymax.ops.reduction import REDUCTIONS, reduce
 
 
+@checked
 def nce_loss(
     positive: Tensor,
     negative: Tensor,
@@ -129,6 +131,7 @@ class NCELoss(nn.Module):
         hit_policy, reduction: as in `nce_loss`.
     """
 
+    @checked
     def __init__(
         self, *, log_z: float = 0.0, learnable: bool = False, hit_policy: str = "keep", reduction: str = "mean"
     ) -> None:

@@ -27,9 +27,10 @@ from torch.nn.functional import logsigmoid
 from manymax.engine.member import Fact, Facts, Formulas, Setting, Takes
 from manymax.engine.module import ExactLoss
 from manymax.engine.row_target import listed
-from manymax.engine.target import Form, Target, check_options, check_positives, read_target
+from manymax.engine.target import Form, SoftTarget, Target, check_options, check_positives, read_target
 from manymax.errors import ArgumentError
-from manymax.ops.checks import check_finite, check_scores, learned, readable, visible, working
+from manymax.ops.arguments import checked
+from manymax.ops.checks import check_finite, check_scores, classes_last, learned, readable, visible, working
 from manymax.ops.reduction import reduce
 
 # In the order of the numbers in kernel.cpp. The first is the best in nearly all columns of the authors' tables.
@@ -74,6 +75,7 @@ def _log_terms(scores: Tensor, labels: Tensor, activation: str, tau: float) -> T
     return log_activation(scores.unsqueeze(-2) - labels.unsqueeze(-1), activation) / tau
 
 
+@checked
 def psl(scores: Tensor, target: Tensor, activation: str = "relu", tau: float = 0.1, dim: int = -1) -> Tensor:
     """PSL's probabilities given the label, p_i = h_i / sum_j h_j with h_i = g(s_i - s_y)^(1 / tau).
 
@@ -93,8 +95,7 @@ def psl(scores: Tensor, target: Tensor, activation: str = "relu", tau: float = 0
         tensor([0.6098, 0.3902, 0.0000])
     """
     _check(activation, tau)
-    check_scores(scores)
-    work, dtype = working(scores.movedim(dim, -1))
+    work, dtype = working(classes_last(scores, dim))
     TAKES.check("psl", target)
     read = read_target(Form.of(work), target, None, -100)
     if read.ids is None or target.ndim != work.ndim - 1:
@@ -108,9 +109,10 @@ def psl(scores: Tensor, target: Tensor, activation: str = "relu", tau: float = 0
     return probs.to(dtype).movedim(-1, dim)
 
 
+@checked
 def psl_loss(
     scores: Tensor,
-    target: Tensor,
+    target: Tensor | Target | SoftTarget,
     *,
     activation: str = "relu",
     tau: float = 0.1,
@@ -184,6 +186,7 @@ class PslLoss(ExactLoss):
         activation, tau, weight, ignore_index, reduction, label_smoothing, multilabel: as in `psl_loss`.
     """
 
+    @checked
     def __init__(
         self,
         activation: str = "relu",

@@ -21,13 +21,15 @@ from torch import Tensor
 
 from manymax.engine.member import Fact, Facts, Formulas, Takes
 from manymax.engine.module import ExactLoss
-from manymax.engine.target import Form, check_options, check_positives, read_target
+from manymax.engine.target import Form, SoftTarget, Target, check_options, check_positives, read_target
 from manymax.errors import ArgumentError
-from manymax.ops.checks import check_finite, check_scores, learned, visible, working
+from manymax.ops.arguments import checked
+from manymax.ops.checks import check_finite, check_scores, classes_last, learned, visible, working
 from manymax.ops.forward_mode import differentiable
 from manymax.ops.reduction import reduce
 
 
+@checked
 def rankmax(scores: Tensor, target: Tensor, dim: int = -1) -> Tensor:
     """Rankmax probabilities given the label, p_i = max(0, s_i - s_y + 1) / S.
 
@@ -44,8 +46,7 @@ def rankmax(scores: Tensor, target: Tensor, dim: int = -1) -> Tensor:
         >>> manymax.rankmax(torch.tensor([2.0, 1.5, -1.0]), torch.tensor(1))
         tensor([0.6000, 0.4000, 0.0000])
     """
-    check_scores(scores)
-    work, dtype = working(scores.movedim(dim, -1))
+    work, dtype = working(classes_last(scores, dim))
     TAKES.check("rankmax", target)
     read = read_target(Form.of(work), target, None, -100)
     if read.ids is None or target.ndim != work.ndim - 1:
@@ -132,9 +133,10 @@ TAKES = Takes(
 )
 
 
+@checked
 def rankmax_loss(
     scores: Tensor,
-    target: Tensor,
+    target: Tensor | Target | SoftTarget,
     *,
     weight: Tensor | None = None,
     ignore_index: int = -100,

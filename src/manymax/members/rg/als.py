@@ -43,6 +43,7 @@ from manymax.members.rg import interactions
 from manymax.members.rg.als_arguments import check_dtype, check_ids, check_number, check_prior, check_size, count_new
 from manymax.members.rg.interactions import Rows, read_interactions
 from manymax.members.rg.systems import Systems, gram, weighted_sum
+from manymax.ops.arguments import checked
 from manymax.settings import Setting
 
 SETTINGS = (
@@ -98,6 +99,7 @@ class RGFactorization(nn.Module):
     item_vectors: Tensor
     prior: Tensor | None
 
+    @checked
     def __init__(
         self,
         num_users: int,
@@ -138,6 +140,7 @@ class RGFactorization(nn.Module):
         """Sizes shown when the module is printed."""
         return f"num_users={self.num_users}, num_items={self.num_items}, dim={self.dim}"
 
+    @checked
     def fit(
         self,
         users: Any,
@@ -166,6 +169,7 @@ class RGFactorization(nn.Module):
                 break
         return self
 
+    @checked
     def observe(self, users: Any, items: Tensor | None = None, *, values: Tensor | None = None) -> None:
         """Take interactions for the half-steps and the objective; they replace earlier ones.
 
@@ -216,6 +220,7 @@ class RGFactorization(nn.Module):
             rg += self.positive_weight / 2 * self._positive_term(by_user)
         return float(rg + (user_norms + item_norms) / 2)
 
+    @checked
     def scores(self, users: Tensor) -> Tensor:
         """Scores of all items for known users.
 
@@ -228,6 +233,7 @@ class RGFactorization(nn.Module):
         check_ids("users", users, self.num_users)
         return self.query_scores(self.user_vectors[users])
 
+    @checked
     def query_scores(self, queries: Tensor) -> Tensor:
         """Scores of all items for given user vectors, such as those from `fold_in_users`.
 
@@ -241,6 +247,7 @@ class RGFactorization(nn.Module):
         return scores if self.prior is None else scores + self.prior.log()
 
     @torch.no_grad()
+    @checked
     def fold_in_users(
         self, users: Any, items: Tensor | None = None, *, values: Tensor | None = None, num_users: int | None = None
     ) -> Tensor:
@@ -263,6 +270,7 @@ class RGFactorization(nn.Module):
         return self._solve_users(rows, out=self.user_vectors.new_empty(size, self.dim))
 
     @torch.no_grad()
+    @checked
     def fold_in_items(
         self,
         users: Any,

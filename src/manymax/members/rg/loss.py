@@ -26,9 +26,10 @@ from torch import Tensor
 from manymax.engine.fenchel_young import FenchelYoung
 from manymax.engine.member import Fact, Facts, Formulas
 from manymax.engine.module import ExactLoss
-from manymax.engine.target import Form, check_options, normalized_weights, read_target, row_losses
+from manymax.engine.target import Form, SoftTarget, Target, check_options, normalized_weights, read_target, row_losses
 from manymax.errors import ArgumentError, ArgumentTypeError
-from manymax.ops.checks import check_finite, check_scores, full_precision, visible, working
+from manymax.ops.arguments import checked
+from manymax.ops.checks import check_finite, check_scores, classes_last, full_precision, visible, working
 from manymax.ops.reduction import check_losses, reduce
 
 
@@ -50,6 +51,7 @@ def _centred(scores: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return torch.where(live, d - remainder, 0), rounded_mean, remainder, count
 
 
+@checked
 def rg(scores: Tensor, dim: int = -1) -> Tensor:
     """RG's map, p_i = (1 + s_i - mean(s)) / C, whose values sum to 1 but may be negative.
 
@@ -65,8 +67,7 @@ def rg(scores: Tensor, dim: int = -1) -> Tensor:
         >>> manymax.rg(torch.tensor([2.0, 1.0, -1.5]))
         tensor([ 0.8333,  0.5000, -0.3333])
     """
-    check_scores(scores)
-    work, dtype = working(scores.movedim(dim, -1))
+    work, dtype = working(classes_last(scores, dim))
     d, rounded_mean, _, count = _centred(work)
     _check(work, rounded_mean)
     probs = torch.where(work > -torch.inf, (1 + d) / count, 0)
@@ -80,6 +81,7 @@ def _check(scores: Tensor, mean: Tensor) -> None:
         raise ArgumentError(f"`scores` are so large that their sum is infinite in {scores.dtype}: scale them down.")
 
 
+@checked
 def rg_log_partition(scores: Tensor) -> Tensor:
     """RG's log partition, log C + mean(s) + var(s) / 2: the second-order expansion of log sum_j exp(s_j).
 
@@ -138,6 +140,7 @@ class Moments(NamedTuple):
     has_bias: bool = False
 
 
+@checked
 def class_moments(linear_weight: Tensor, linear_bias: Tensor | None = None) -> Moments:
     """Mean and covariance of the class vectors, differentiable, at a cost of O(C d^2), once per step.
 
@@ -180,6 +183,7 @@ def _check_float(name: str, value: Tensor) -> None:
         raise ArgumentTypeError(f"`{name}` must be a float tensor; got {kind}.")
 
 
+@checked
 def rg_log_partition_from_moments(input: Tensor, moments: Moments) -> Tensor:
     """RG's log partition of queries x, log C + <x, mean> + <x, covariance x> / 2, without computing any score.
 
@@ -223,9 +227,10 @@ def foundation() -> FenchelYoung:
     return FenchelYoung(rg, omega, slope=lambda probs: probs.shape[-1] * probs, potential=potential)
 
 
+@checked
 def rg_loss(
     scores: Tensor,
-    target: Tensor,
+    target: Tensor | Target | SoftTarget,
     *,
     weight: Tensor | None = None,
     ignore_index: int = -100,

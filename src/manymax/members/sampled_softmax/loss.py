@@ -48,6 +48,7 @@ from manymax.engine.sampled_scores import HIT_POLICIES, DrawnKernel, SampledScor
 from manymax.errors import ArgumentError, check_choice
 from manymax.members.sampled_softmax.kernel import block_gradient, weighted_by_doubt
 from manymax.members.sampled_softmax.sums import delta, jackknife, sampled_log_sum
+from manymax.ops.arguments import checked
 from manymax.ops.divergences import chi_square
 from manymax.ops.reduction import REDUCTIONS, reduce
 
@@ -141,6 +142,7 @@ def check_settings(
         raise ArgumentError(f"`num_negatives` must be at least 2 for `debias={debias!r}`; got {num_negatives}.")
 
 
+@checked
 def sampled_softmax_loss(
     positive: Tensor,
     negative: Tensor,
@@ -268,6 +270,7 @@ class SampledSoftmaxLoss(nn.Module):
 
     pair_averages: Tensor | None
 
+    @checked
     def __init__(
         self,
         *,

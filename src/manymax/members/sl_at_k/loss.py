@@ -22,8 +22,9 @@ from torch import Tensor
 from manymax.engine.list_bound import bound_of
 from manymax.engine.member import Fact, Facts, Formulas, Setting, Takes
 from manymax.engine.module import ExactLoss
-from manymax.engine.target import Form, check_options, check_positives, read_target
+from manymax.engine.target import Form, SoftTarget, Target, check_options, check_positives, read_target
 from manymax.members.softmax.loss import softmax
+from manymax.ops.arguments import checked
 from manymax.ops.checks import check_finite, check_scores, working
 from manymax.ops.reduction import reduce
 
@@ -45,6 +46,7 @@ SETTINGS = (
 )
 
 
+@checked
 def sl_at_k(scores: Tensor, k: int = 20, gate_temperature: float = 10.0, dim: int = -1) -> Tensor:
     """The probabilities of SL@K, which are those of softmax: the gate weighs positives and changes no probability.
 
@@ -65,9 +67,10 @@ def sl_at_k(scores: Tensor, k: int = 20, gate_temperature: float = 10.0, dim: in
     return softmax(scores, dim)
 
 
+@checked
 def sl_at_k_loss(
     scores: Tensor,
-    target: Tensor,
+    target: Tensor | Target | SoftTarget,
     *,
     k: int = 20,
     gate_temperature: float = 10.0,
@@ -143,6 +146,7 @@ class SlAtKLoss(ExactLoss):
             `bound` as an argument of the call.
     """
 
+    @checked
     def __init__(
         self,
         k: int = 20,

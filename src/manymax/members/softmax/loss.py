@@ -19,11 +19,14 @@ from torch import Tensor
 from manymax.engine.fenchel_young import FenchelYoung
 from manymax.engine.member import Fact, Facts, Formulas
 from manymax.engine.module import ExactLoss
+from manymax.engine.target import SoftTarget, Target
 from manymax.members.entmax.autograd import potential
-from manymax.ops.checks import check_finite, check_scores, visible, working
+from manymax.ops.arguments import checked
+from manymax.ops.checks import check_finite, classes_last, visible, working
 from manymax.ops.deformed import log_of
 
 
+@checked
 def softmax(scores: Tensor, dim: int = -1) -> Tensor:
     """Softmax probabilities, p_i = exp(s_i) / sum_j exp(s_j).
 
@@ -39,8 +42,7 @@ def softmax(scores: Tensor, dim: int = -1) -> Tensor:
         >>> manymax.softmax(torch.tensor([2.0, 1.0, -1.0]))
         tensor([0.7054, 0.2595, 0.0351])
     """
-    check_scores(scores)
-    work, dtype = working(scores.movedim(dim, -1))
+    work, dtype = working(classes_last(scores, dim))
     probs = torch.softmax(work, -1)
     # A nan or +inf score, or a row without a live class, turns every probability of the row into nan. So the first
     # probability tells whether something is wrong, and valid scores need no pass over the table.
@@ -61,9 +63,10 @@ def foundation() -> FenchelYoung:
     )
 
 
+@checked
 def softmax_loss(
     scores: Tensor,
-    target: Tensor,
+    target: Tensor | Target | SoftTarget,
     *,
     weight: Tensor | None = None,
     ignore_index: int = -100,

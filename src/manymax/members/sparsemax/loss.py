@@ -19,10 +19,13 @@ from torch import Tensor
 from manymax.engine.fenchel_young import FenchelYoung
 from manymax.engine.member import Fact, Facts, Formulas
 from manymax.engine.module import ExactLoss
+from manymax.engine.target import SoftTarget, Target
 from manymax.members.entmax.autograd import potential
 from manymax.members.entmax.loss import entmax
+from manymax.ops.arguments import checked
 
 
+@checked
 def sparsemax(scores: Tensor, dim: int = -1) -> Tensor:
     """Sparsemax probabilities, p_i = max(0, s_i - tau): the point of the simplex nearest to s.
 
@@ -56,9 +59,10 @@ def foundation() -> FenchelYoung:
     )
 
 
+@checked
 def sparsemax_loss(
     scores: Tensor,
-    target: Tensor,
+    target: Tensor | Target | SoftTarget,
     *,
     weight: Tensor | None = None,
     ignore_index: int = -100,

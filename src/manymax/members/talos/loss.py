@@ -21,8 +21,9 @@ from torch.nn.functional import logsigmoid
 from manymax.engine.list_bound import bound_of
 from manymax.engine.member import Fact, Facts, Formulas, Setting, Takes
 from manymax.engine.module import ExactLoss
-from manymax.engine.target import Form, check_options, read_target, row_losses
-from manymax.ops.checks import check_finite, check_scores, working
+from manymax.engine.target import Form, SoftTarget, Target, check_options, read_target, row_losses
+from manymax.ops.arguments import checked
+from manymax.ops.checks import check_finite, check_scores, classes_last, working
 from manymax.ops.reduction import reduce
 
 TAKES = Takes(smoothing=False, float_rows=False, why="It is a loss of the positives of a list of K.")
@@ -40,6 +41,7 @@ def logits(scores: Tensor, k: int, tau: float, bound: Tensor | None = None) -> T
     return torch.where(live, values, -math.inf)
 
 
+@checked
 def talos(scores: Tensor, k: int = 20, tau: float = 1.0, dim: int = -1) -> Tensor:
     """The probabilities p_i = h_i / sum_j h_j with h_i = sigma(s_i - b)^(1 / tau), b the k-th largest score.
 
@@ -58,15 +60,15 @@ def talos(scores: Tensor, k: int = 20, tau: float = 1.0, dim: int = -1) -> Tenso
         tensor([0.6125, 0.3294, 0.0581])
     """
     _check(k, tau)
-    check_scores(scores)
-    work, dtype = working(scores.movedim(dim, -1))
+    work, dtype = working(classes_last(scores, dim))
     check_finite(work.amax(-1))
     return torch.softmax(logits(work, k, tau), -1).to(dtype).movedim(-1, dim)
 
 
+@checked
 def talos_loss(
     scores: Tensor,
-    target: Tensor,
+    target: Tensor | Target | SoftTarget,
     *,
     k: int = 20,
     tau: float = 1.0,
@@ -130,6 +132,7 @@ class TalosLoss(ExactLoss):
             argument of the call.
     """
 
+    @checked
     def __init__(
         self,
         k: int = 20,

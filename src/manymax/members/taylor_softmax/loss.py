@@ -20,9 +20,10 @@ from torch import Tensor
 
 from manymax.engine.member import Fact, Facts, Formulas, Setting
 from manymax.engine.module import ExactLoss
-from manymax.engine.target import Form, check_options, read_target, row_losses
+from manymax.engine.target import Form, SoftTarget, Target, check_options, read_target, row_losses
 from manymax.errors import ArgumentError
-from manymax.ops.checks import check_finite, check_scores, visible, working
+from manymax.ops.arguments import checked
+from manymax.ops.checks import check_finite, check_scores, classes_last, visible, working
 from manymax.ops.reduction import reduce
 
 # Below 0 the terms of the polynomial cancel: around its least value they are e^(0.56 order) times as large as their
@@ -69,6 +70,7 @@ def _terms(scores: Tensor, order: int) -> Tensor:
     return values
 
 
+@checked
 def taylor_softmax(scores: Tensor, order: int = 2, dim: int = -1) -> Tensor:
     """Taylor-softmax probabilities, p_i = f(s_i) / sum_j f(s_j) with f = 1 + s + ... + s^order / order!.
 
@@ -86,15 +88,15 @@ def taylor_softmax(scores: Tensor, order: int = 2, dim: int = -1) -> Tensor:
         tensor([0.6250, 0.3125, 0.0625])
     """
     check_order(order)
-    check_scores(scores)
-    work, dtype = working(scores.movedim(dim, -1))
+    work, dtype = working(classes_last(scores, dim))
     values = _terms(work, order)
     return (values / values.sum(-1, keepdim=True)).to(dtype).movedim(-1, dim)
 
 
+@checked
 def taylor_softmax_loss(
     scores: Tensor,
-    target: Tensor,
+    target: Tensor | Target | SoftTarget,
     *,
     order: int = 2,
     weight: Tensor | None = None,
@@ -142,6 +144,7 @@ class TaylorSoftmaxLoss(ExactLoss):
         weight, ignore_index, reduction, label_smoothing, multilabel: as in `taylor_softmax_loss`.
     """
 
+    @checked
     def __init__(
         self,
         order: int = 2,
