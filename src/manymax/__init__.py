@@ -6,6 +6,7 @@ from manymax.engine.fenchel_young import FenchelYoung
 from manymax.engine.target import Target
 from manymax.errors import ArgumentError, ArgumentTypeError, ManymaxError, UnknownNameError
 from manymax.heads import (
+    FusedHead,
     HeadOptions,
     LinearEntmaxLoss,
     LinearHead,
@@ -81,6 +82,7 @@ __all__ = [
     "ClassTree",
     "EntmaxLoss",
     "FenchelYoung",
+    "FusedHead",
     "HeadOptions",
     "HierarchicalSoftmaxLoss",
     "HuffmanTree",

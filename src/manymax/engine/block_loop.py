@@ -40,6 +40,7 @@ def run(
     keywords: Keywords,
     shards: Shards,
     wants: tuple[bool, bool, bool],
+    collect: type[Gradients] = Gradients,
 ) -> tuple[Tensor, Gradients, Tensor, list[Tensor]]:
     """Run a kernel over all rows, block by block.
 
@@ -51,6 +52,7 @@ def run(
         keywords: of the call.
         shards: which classes this rank holds.
         wants: which gradients are wanted: of queries, class vectors and bias.
+        collect: what the parts of the gradients are given to.
 
     Returns:
         Losses (N,), the accumulated gradients, the gradient in the kernel's setting, () in float64, and the statistics
@@ -68,7 +70,7 @@ def run(
     kept: Tensor | None = None
     # The budget of sparse entries is the size of the buffer: entries may take about as much memory as scores do.
     how = options.sparse_grad, buffer.numel(), scoring, level
-    gradients = Gradients(input, linear_weight, scorer.matmul_vectors, wants, *how)
+    gradients = collect(input, linear_weight, scorer.matmul_vectors, wants, *how)
     # In float64: one number that sums terms of both signs over all rows and classes.
     losses, grad_setting = [], input.new_zeros((), dtype=torch.float64)
     stats: list[dict[str, Tensor]] = []

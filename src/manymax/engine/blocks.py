@@ -177,6 +177,8 @@ class Kernel:
     list_length: K of a kernel that compares scores with the K-th largest of their row, over all classes: those that are
         left out of sums are among them. None where it does not.
     triton: the name of its Triton kernels, which are checked once per name and device; "" where it has none.
+    moved: what becomes of the sums of rows (n, k), the second of two exchanges, when the maximum that was the first
+        rises; see engine/class_blocks.py. None where a kernel exchanges something else.
     """
 
     run: Callable[[Block], BlockResult]
@@ -186,3 +188,4 @@ class Kernel:
     undoes_cap: Callable[[Block], bool] = lambda block: False
     list_length: int | None = None
     triton: str = ""
+    moved: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None

@@ -114,6 +114,13 @@ class LinearHead(nn.Module):
         """The parameters of the head whose gradients are row-sparse."""
         return []
 
+    def fused(self, optimizer: str = "adam", lr: float = 1e-3, **more: Any) -> nn.Module:
+        """A module whose backward is also the step for the class vectors; exact heads have it."""
+        raise ArgumentError(
+            f"{type(self).__name__} has no `fused`, which is for heads that see all scores. A head that draws touches"
+            " few class vectors: take `sparse_grad=True` and `manymax.optim.SparseAdam`."
+        )
+
     def settings(self) -> dict[str, Any]:
         """The member's own settings, as keyword arguments of its kernel."""
         return {}

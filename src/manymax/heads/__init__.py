@@ -16,6 +16,7 @@ from manymax.engine.row_target import group_pairs
 from manymax.engine.statistics import LossResult
 from manymax.engine.target import SoftTarget
 from manymax.heads.build import class_name, function_name, head_class, head_function
+from manymax.heads.fused import FusedHead
 from manymax.members import FAMILY, REFERENCE_LOSSES
 from manymax.ops.arguments import checked
 
@@ -52,6 +53,7 @@ def linear_loss(
 
 
 __all__ = [
+    "FusedHead",
     "HeadOptions",
     "LinearHead",
     "LossResult",

@@ -17,6 +17,7 @@ from manymax.engine.member import Setting
 from manymax.engine.pair_averages import averages_of, read_num_pairs
 from manymax.engine.ranks import Shards
 from manymax.engine.target import SoftTarget, Target
+from manymax.heads.fused import FusedHead
 from manymax.ops.arguments import checked
 from manymax.ops.checks import full_precision
 from manymax.ops.eager import outside_of_graphs
@@ -185,6 +186,10 @@ class ExactHead(KernelHead):
     def compute(self, call: HeadCall) -> Any:
         """The loss of a call, the same on every rank: a tensor, or a `LossResult` with `stats`."""
         return exact_loss(self.member, call, self.settings())
+
+    def fused(self, optimizer: str = "adam", lr: float = 1e-3, **more: Any) -> FusedHead:
+        """A module around this head whose backward is also the step for its class vectors; see `FusedHead`."""
+        return FusedHead(self, optimizer, lr, **more)
 
 
 class QuadraticHead(KernelHead):

@@ -29,6 +29,7 @@ from manymax.engine.row_target import group_pairs as group_pairs
 from manymax.engine.statistics import LossResult as LossResult
 from manymax.engine.target import SoftTarget as SoftTarget
 from manymax.engine.target import Target
+from manymax.heads.fused import FusedHead as FusedHead
 from manymax.heads.modules import ExactHead, QuadraticHead, SampledHead
 from manymax.ops.tree import ClassTree
 from manymax.samplers.base import Sampler

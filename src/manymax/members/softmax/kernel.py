@@ -41,7 +41,19 @@ def softmax_kernel() -> Kernel:
         >>> manymax.linear_softmax_loss(input, vectors, torch.tensor([0]))
         tensor(0.3490)
     """
-    return Kernel(block_softmax, omega=omega, undoes_cap=in_one_pass, triton=TRITON)
+    return Kernel(block_softmax, omega=omega, undoes_cap=in_one_pass, triton=TRITON, moved=moved)
+
+
+def moved(sums: Tensor, mass: Tensor, change: Tensor) -> Tensor:
+    """The sums of `_rows_in_parts` (n, 2) relative to maxima that have risen by `change` (n,).
+
+    sum_j exp(s_j - m - change) = exp(-change) sum_j exp(s_j - m)
+    sum_i t_i (s_i - m - change) = sum_i t_i (s_i - m) - change sum_i t_i
+    """
+    partition, inner = sums.unbind(1)
+    # Where nothing has been summed yet, the maximum may fall from the 0 that stood for it, and exp overflow.
+    partition = torch.where(partition != 0, partition * (-change).exp(), 0)
+    return torch.stack([partition, inner - change * mass], 1)
 
 
 def block_softmax(block: Block) -> BlockResult:
