@@ -18,7 +18,8 @@ from manymax.cli import console as display
 from manymax.cli import exit_codes
 from manymax.cli.advise_study import when_grown
 from manymax.cli.report import write_report
-from manymax.cli.study import StudyProgress, open_engine, read_overrides, stoppable
+from manymax.cli.study import open_engine, read_overrides, stoppable
+from manymax.cli.study_progress import StudyProgress
 from manymax.cli.train import option_parameter
 from manymax.errors import ArgumentError
 from manymax.members import BASELINE

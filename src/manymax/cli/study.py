@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shlex
 import signal
-import sys
-import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -15,31 +13,32 @@ from types import FrameType
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
 
 from manymax.cli import exit_codes
 from manymax.cli.console import put_json
 from manymax.cli.report import write_report
+from manymax.cli.study_progress import EndedRuns, RunNames, StudyProgress
 from manymax.errors import ArgumentError, check_choice
-from manymax.study.checkpoint import read_training_state
+from manymax.members import BASELINE
 from manymax.study.config import RunConfig
-from manymax.study.engines import Engine, Job, LocalEngine
+from manymax.study.engines import Engine, LocalEngine
 from manymax.study.preflight import check_data, unfinished
-from manymax.study.records import CHECKPOINT, Record
-from manymax.study.run_options import flat, flattened, options
+from manymax.study.report.answer import Answer, answers
+from manymax.study.report.runs import read_study
+from manymax.study.run_options import flattened, options
 from manymax.study.search import Search, Searches, summaries
 from manymax.study.study_file import expand, read_study_file, searches
 from manymax.study.sweep import Outcome, sweep
 
-VIEW_SECONDS = 2.0  # between two updates of the lines about runs under way: each reads all their checkpoints
-FIRST_LINE_SECONDS, LINE_SECONDS = 5.0, 30.0  # when such lines are printed where no terminal can update them
+OTHER_DATA = (
+    "The built-in study is a demonstration: its few settings are meant for its own data. For data of your own use"
+    " `manymax choose FILE`, or a study file."
+)
 
 
 def study(
     file: Annotated[
-        Path | None, typer.Argument(help="TOML file with the grid of runs; the built-in quick study if left out.")
+        Path | None, typer.Argument(help="TOML file with the runs; the built-in demonstration if left out.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the study; studies/FILE if left out.")] = None,
     workers: Annotated[
@@ -76,7 +75,7 @@ def study(
 
     \b
     Examples:
-      manymax study                                  every member on planted data, in minutes
+      manymax study                                  a demonstration: five losses on planted data, in minutes
       manymax study configs/q1_accuracy.toml
       manymax study mine.toml --set epochs=20 --set data=ratings.csv --out studies/short
       manymax study mine.toml --set loss.alpha=1.3   a setting by its group and name
@@ -85,10 +84,15 @@ def study(
       manymax study mine.toml --engine dask --address tcp://head:8786
     """
     content = read_study_file(file)
+    overrides = read_overrides(set_ or [])
+    # What the built-in study says of itself is not true of other data.
+    note = "" if file is None and "data" in flattened(overrides) else content.note
+    if note != content.note:
+        typer.echo(OTHER_DATA, err=True)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        configs = expand(content, **read_overrides(set_ or []))
-        found = searches(content, **read_overrides(set_ or []))
+        configs = expand(content, **overrides)
+        found = searches(content, **overrides)
     for warning in caught:
         typer.echo(f"{warning.message}", err=True)
     folder = out or Path("studies") / (file.stem if file else "quick")
@@ -100,9 +104,10 @@ def study(
         for search in found:
             typer.echo(describe_search(search))
         return
-    start, searching = time.perf_counter(), Searches(found, folder)
+    searching = Searches(found, folder)
+    names = RunNames(configs, (name for each in found for name in each.space))
     try:
-        with stoppable(), open_engine(engine, address, workers) as chosen, StudyProgress() as watch:
+        with stoppable(), open_engine(engine, address, workers) as chosen, StudyProgress(names) as watch:
             done = len(configs) - len(to_do)
             finished = f", {done} of them finished before" if done else ""
             total = len(configs) + searching.total
@@ -111,8 +116,9 @@ def study(
                 configs,
                 folder,
                 title=content.title,
+                note=note,
                 engine=chosen,
-                on_record=lambda so_far, record: _print_ended(so_far, record, start, searching),
+                on_record=EndedRuns(names, configs, searching, chosen.slots),
                 on_poll=watch,
                 searches=searching,
             )
@@ -122,10 +128,14 @@ def study(
     for line in summaries(searching):
         typer.echo(line, err=json)
     page = None if no_report else write_report(folder)
+    told = answers(read_study(folder))
     if json:
-        put_json({"folder": str(folder), "report": page and str(page), "runs": _runs_as_json(outcome)})
+        runs = _runs_as_json(outcome)
+        put_json({"folder": str(folder), "report": page and str(page), "answers": _as_json(told), "runs": runs})
     else:
-        typer.echo(_count_statuses(outcome))
+        typer.echo(_statuses(outcome), err=True)
+        for answer in told:
+            typer.echo("\n".join([*answer.lines(), ""]))
         typer.echo(f"report: {page.resolve()}" if page else f"records: {folder.resolve()}")
     if outcome.count("done") == 0:
         raise typer.Exit(exit_codes.FAILED)
@@ -208,47 +218,6 @@ def _place(config: RunConfig) -> str:
     return f"{config.data.title} {config.backbone.name} {config.loss.name}"
 
 
-class StudyProgress:
-    """View of a study, a line per run that is under way: in a terminal it moves, elsewhere it is printed now and then.
-
-    How far a run is comes from its checkpoint, which this process can read whichever machine does the run.
-    """
-
-    def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=True, markup=False, emoji=False, highlight=False)
-        self.live = Live(Text(""), console=self.console, auto_refresh=False, transient=True)
-        self.next = time.monotonic() + (0.0 if self.console.is_terminal else FIRST_LINE_SECONDS)
-
-    def __enter__(self) -> StudyProgress:
-        if self.console.is_terminal:
-            self.live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.live.stop()
-
-    def __call__(self, jobs: Sequence[Job]) -> None:
-        """Update or print the lines; a call too soon after the last one does nothing."""
-        if time.monotonic() < self.next or not jobs:
-            return
-        lines = Text("\n".join(map(_progress_line, jobs)), no_wrap=True, overflow="ellipsis")
-        if self.console.is_terminal:
-            self.live.update(lines, refresh=True)
-        else:
-            self.console.print(lines, soft_wrap=True)
-        self.next = time.monotonic() + (VIEW_SECONDS if self.console.is_terminal else LINE_SECONDS)
-
-
-def _progress_line(job: Job) -> str:
-    """How far a run is, in one line."""
-    config, state = job.config, read_training_state(job.folder / CHECKPOINT)
-    name = f"{_place(config)} seed {config.seed}"
-    if state is None:
-        return f"{name}: under way"
-    best = f"  best {config.monitored} {state.best_value:.4f}" if state.best_value is not None else ""
-    return f"{name}: epoch {state.epoch + 1}/{config.training.epochs}{best}"
-
-
 def describe_search(search: Search) -> str:
     """A search in one line: what every trial has, what is searched, and how much."""
     ranges = "; ".join(f"{name} {each}" for name, each in search.space.items())
@@ -256,27 +225,29 @@ def describe_search(search: Search) -> str:
     return f"{search.trials} trials and {search.seeds} seeds over {ranges}: {name}"
 
 
-def _print_ended(outcome: Outcome, record: Record, start: float, searching: Searches) -> None:
-    """Print a line on stderr about a run that has ended."""
-    settings, done = flat(record.settings), len(outcome.records)
-    watched = RunConfig(**record.settings).monitored
-    value = record.test.get(watched)
-    done_well = record.status == "done" and value is not None
-    result = f"{watched} {value:.4f}" if done_well else f"{record.status}: {record.reason}"
-    left = (time.perf_counter() - start) / done * (outcome.total - done)
-    title = settings.get("name") or settings["data"]
-    name = "{title} {backbone} {loss} seed {seed}".format(**settings, title=title)
-    if (owner := searching.owner(record)) is not None:
-        values = " ".join(f"{key}={value}" for key, value in owner.search.values(record).items())
-        name, reached = f"{name} trial {len(owner.trials)}/{owner.search.trials} {values}", owner.search.value(record)
-        result = f"{result}, {owner.search.metric} {reached or 0:.4f} on valid, {record.epochs} epochs"
-    clock = f"  about {round(left)} s left" if done < outcome.total else ""
-    sys.stderr.write(f"[{done}/{outcome.total}] {name}: {result}{clock}\n")
-
-
-def _count_statuses(outcome: Outcome) -> str:
+def _statuses(outcome: Outcome) -> str:
     counts = Counter(record.status for record in outcome.records)
-    return f"{outcome.total} runs: " + ", ".join(f"{count} {status}" for status, count in counts.items())
+    found = f" ({outcome.found} of them before)" if outcome.found else ""
+    return f"{outcome.total} runs: " + ", ".join(f"{count} {status}" for status, count in counts.items()) + found
+
+
+def _as_json(told: Sequence[Answer]) -> list[dict[str, object]]:
+    return [
+        {
+            "data": answer.data,
+            "backbone": answer.backbone,
+            "loss": answer.winner.loss,
+            "settings": answer.winner.chosen_settings,
+            "metric": answer.metric,
+            "test": answer.winner.test,
+            "gain_percent": None if answer.winner.gain is None else answer.winner.gain.value,
+            "gain_over": BASELINE.name,
+            "tied": [each.loss for each in answer.tied],
+            "run": str(answer.winner.model.folder),
+            "cautions": [each.text for each in answer.cautions],
+        }
+        for answer in told
+    ]
 
 
 def _runs_as_json(outcome: Outcome) -> list[dict[str, object]]:

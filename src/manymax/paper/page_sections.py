@@ -22,12 +22,19 @@ FOLDED_ROWS = 30  # a longer table of numbers is folded away: it is not the main
 BY_THE_PAPER = Markup("by the paper's own tables: ")
 
 
-def findings(made: Sequence[Trial]) -> Section:
+def about_the_paper(made: Sequence[Trial]) -> bool:
+    """Whether some trials have the paper's filters, or settings for which it prints a number."""
+    return any(trial.settings.get("preset") for trial in made) or bool(numbers(made).rows)
+
+
+def findings(made: Sequence[Trial]) -> Section | None:
     """The section on the findings: a card each, with the verdict of the trials and that of the paper's own tables."""
+    if not about_the_paper(made):
+        return None
     text = (
         "The paper's findings, each decided by a fixed rule from the runs of this study, and from the paper's tables."
     )
-    return Section("findings", "Findings", text, cards=tuple(map(_card, judge(made))))
+    return Section("findings", "The paper's findings", text, cards=tuple(map(_card, judge(made))))
 
 
 def _card(judged: Judgement) -> Card:
@@ -45,13 +52,15 @@ def _case_lines(cases: Iterable[FindingCase]) -> tuple[tuple[bool | None, str], 
     return tuple((case.supports, f"{case.name}: {case.why}") for case in cases)
 
 
-def against_the_paper(made: Sequence[Trial]) -> Section:
+def against_the_paper(made: Sequence[Trial]) -> Section | None:
     """The section on the numbers: ours beside those that the paper prints."""
+    if not about_the_paper(made):
+        return None
     table = numbers(made)
     gap = "No run has the data, backbone, loss and settings of a printed number (ml-1m, gowalla, electronics)."
     missing = () if table.rows else (gap,)
     found = (table,) if table.rows else ()
-    return Section("paper", "The paper", tables=found, missing=missing, folded=len(table.rows) > FOLDED_ROWS)
+    return Section("paper", "The paper's numbers", tables=found, missing=missing, folded=len(table.rows) > FOLDED_ROWS)
 
 
 def numbers(trials: Iterable[Trial]) -> ReportTable:
@@ -80,5 +89,5 @@ def _printed_value(trial: Trial, metric: str) -> float | None:
     return None if number is None else number.value
 
 
-PAPER_SECTIONS = (Extra("results", findings), Extra("data", against_the_paper))
+PAPER_SECTIONS: tuple[Extra, ...] = (against_the_paper, findings)
 PUBLISHED_NUMBERS = Published(_printed_value, "Small or in brackets: what the paper prints.")

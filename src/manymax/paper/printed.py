@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from manymax.paper.numbers import NUMBERS, PaperNumber
-from manymax.study.report.trials import Trial, data_name
+from manymax.study.report.labels import data_name
+from manymax.study.report.trials import Trial
 
 SAMPLED = ("sampled_softmax", "nce")
 DEFAULTS: dict[str, Any] = {"num_negatives": 100, "sampler": "uniform"}  # of sampled losses, where a table has no other

@@ -8,7 +8,8 @@ from typing import Any
 
 from manymax.paper.numbers import MAIN_METRIC
 from manymax.paper.printed import DEFAULTS, SAMPLED, distance_from_pairs
-from manymax.study.report.trials import STOPPING_SETTINGS, Trial, trials, validation_merit
+from manymax.study.report.labels import STOPPING_SETTINGS
+from manymax.study.report.trials import Trial, trials, validation_merit
 
 TUNED = ("lr", "ridge", "ridge_power", "positive_weight")  # settings that are chosen on the validation part
 METHOD = ("loss", "solver", "debias")  # settings that make a method of its own

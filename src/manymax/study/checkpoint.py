@@ -40,6 +40,7 @@ class TrainingState:
     epoch_seconds: not used any more; it stays because checkpoints of version 0.1.0 hold it.
     backend: "torch", or "native-" and a level: what the run began with and goes on with. None in checkpoints of version
         0.1.0.
+    training_memory_mb: by how much the memory of the process grew in the first epoch that it trained.
     """
 
     epoch: int = 0
@@ -53,6 +54,7 @@ class TrainingState:
     seconds: dict[str, float] = field(default_factory=dict)
     epoch_seconds: float = 0.0
     backend: str | None = None
+    training_memory_mb: float | None = None
 
 
 def write_tensors(path: Path, tensors: Tensors, about: dict[str, Any]) -> None:

@@ -30,6 +30,7 @@ from manymax.errors import ManymaxError
 from manymax.study.config import RunConfig
 from manymax.study.data.interactions import PARTS, Lists, Split
 from manymax.study.files import atomic_write, file_checksum, read_sealed, write_sealed
+from manymax.study.memory import peak_memory_mb
 
 SETTINGS_FILE, RECORD, CHECKPOINT, MODEL = "settings.json", "record.json", "checkpoint.safetensors", "model.safetensors"
 EPOCHS, ITEMS = "epochs.parquet", "items.parquet"
@@ -63,7 +64,9 @@ class Record(BaseModel):
         0.1.0, and of a run that failed before it knew.
     files: {name: checksum} of the other files of the run; empty in records of version 0.1.0, whose files are read as
         they are.
-    peak_memory_mb: of the process. versions: of packages and Python. machine: system, processor, cores, threads.
+    peak_memory_mb: of the process. training_memory_mb: what training took of it, beside data and model; None where the
+        system does not tell, of solvers without steps and in older records.
+    versions: of packages and Python. machine: system, processor, cores, threads.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -83,14 +86,15 @@ class Record(BaseModel):
     backend: str | None = None
     files: dict[str, str] = {}
     peak_memory_mb: float | None = None
+    training_memory_mb: float | None = None
     versions: dict[str, str]
     machine: dict[str, Any]
 
     @model_serializer(mode="wrap")
     def _without_unknown(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """The fields without `backend` and `files` where they are not known: old records are written as they were."""
+        """The fields without those that old records lack, where they are not known."""
         content: dict[str, Any] = serialise(self)
-        unknown = [name for name in ("backend", "files") if not getattr(self, name)]
+        unknown = [name for name in ("backend", "files", "training_memory_mb") if not getattr(self, name)]
         return {name: value for name, value in content.items() if name not in unknown}
 
     @property
@@ -110,7 +114,7 @@ def new_record(config: RunConfig, status: Status, **fields: Any) -> Record:
         machine={"system": platform.platform(), "cpu": _cpu(), "cores": os.cpu_count()}
         | {"threads": torch.get_num_threads()}
         | ({"ranks": distributed.get_world_size()} if distributed.is_initialized() else {}),
-        peak_memory_mb=_peak_memory_mb(),
+        peak_memory_mb=peak_memory_mb(),
         **fields,
     )
 
@@ -122,16 +126,6 @@ def _cpu() -> str:
     except OSError:
         return platform.processor()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
-
-
-def _peak_memory_mb() -> float | None:
-    """The largest amount of memory that this process has held; None where the system does not tell."""
-    try:
-        import resource
-    except ImportError:  # Windows does not have this module
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS, KiB elsewhere
-    return peak / (1 << 20 if platform.system() == "Darwin" else 1 << 10)
 
 
 def write_record(folder: Path, record: Record) -> None:

@@ -76,6 +76,7 @@ def write_outcome(supervisor: TrainingSupervisor, folder: Path, prepared: Prepar
         valid=finite({name: value for name, value in best.items() if "@" in name}),
         seconds=state.seconds,
         backend=state.backend,
+        training_memory_mb=state.training_memory_mb,
         **outcome,
     )
     if state.rows:

@@ -34,6 +34,7 @@ class StudyConfig(BaseModel):
     """The content of a study file.
 
         title = "..."
+        note = "..."        # for the readers of the page
         [settings]          # of every run
         epochs = 50
         [[grid]]            # every combination of the lists
@@ -58,6 +59,7 @@ class StudyConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     title: str = Field("", description="The title of the study.")
+    note: str = Field("", description="A sentence for the readers of its page, below the title.")
     settings: dict[str, Any] = Field({}, description="Settings of every run.")
     grid: list[dict[str, Any]] = Field([{}], description="Tables of settings; every combination of their lists is run.")
     search: list[dict[str, Any]] = Field([], description="Tables of settings and of ranges of settings to search.")
@@ -81,7 +83,7 @@ class StudyConfig(BaseModel):
 
 
 def read_study_file(path: Path | None) -> StudyConfig:
-    """Read a study from a TOML file; the built-in quick study if `path` is None."""
+    """Read a study from a TOML file; the built-in demonstration if `path` is None."""
     return parse_study(resources.files("manymax.study") / QUICK_STUDY if path is None else path)
 
 

@@ -28,6 +28,7 @@ from manymax.study.checkpoint import (
     unprefixed,
 )
 from manymax.study.config import RunConfig
+from manymax.study.memory import MemoryWatch
 from manymax.study.metrics import METRICS
 
 LARGEST_WEIGHT = 1e6  # weights beyond it count as diverged; those of models that learn are orders of magnitude smaller
@@ -110,6 +111,7 @@ class TrainingSupervisor:
         if path.exists():
             self._resume()
         self._last_saved = time.perf_counter()
+        self._memory: MemoryWatch | None = None
 
     def _resume(self) -> None:
         self.state, tensors = load_checkpoint(self.path, self.config.content_hash())
@@ -126,6 +128,10 @@ class TrainingSupervisor:
         """Whether to train another epoch: neither `epochs` nor `patience` is used up."""
         state, training = self.state, self.config.training
         return state.epoch < training.epochs and state.waited < training.patience
+
+    def watch_memory(self) -> None:
+        """Measure the memory of training from now to the end of the epoch; call it before the first step."""
+        self._memory = MemoryWatch()
 
     @contextlib.contextmanager
     def timed(self, purpose: str) -> Iterator[None]:
@@ -154,6 +160,8 @@ class TrainingSupervisor:
         evaluates again, with the same result.
         """
         state, config = self.state, self.config
+        if self._memory is not None:  # before the evaluation, which needs memory of its own
+            state.training_memory_mb, self._memory = self._memory.growth(), None
         self.check_weights()  # before the evaluation, whose metrics would be meaningless
         epoch = state.epoch + 1
         metrics: dict[str, float] = {}

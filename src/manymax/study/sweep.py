@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from manymax.errors import ManymaxError
+from manymax.study.agenda import StudyAgenda
 from manymax.study.config import RunConfig
 from manymax.study.engines import (
     EXIT_BUSY,
@@ -26,8 +27,7 @@ from manymax.study.engines import (
     final_record,
     record_failure,
 )
-from manymax.study.files import write_json
-from manymax.study.records import PROBE, RECORD, STUDY, Record, read_record
+from manymax.study.records import PROBE, RECORD, Record, read_record
 from manymax.study.run import CHECKPOINT_SECONDS, check_data_files
 from manymax.study.search import Searches
 from manymax.study.trials import has_rules
@@ -39,15 +39,24 @@ OnRecord = Callable[["Outcome", Record], None]
 
 @dataclass
 class Outcome:
-    """The result of a study so far: the records of its runs, in the order in which they ended; `total` runs in all."""
+    """The result of a study so far: the records of its runs, in the order in which they ended; `total` runs in all.
+
+    `found` is the number of those that were there already, and `on_record` was not told of.
+    """
 
     total: int
     records: list[Record] = field(default_factory=list)
+    found: int = 0
 
     def add(self, record: Record, on_record: OnRecord) -> None:
         """Add the record of a run that has ended, and tell `on_record`."""
         self.records.append(record)
         on_record(self, record)
+
+    def add_found(self, record: Record) -> None:
+        """Add the record of a run that had ended before."""
+        self.records.append(record)
+        self.found += 1
 
     def count(self, status: str) -> int:
         """The number of runs that ended with this status."""
@@ -59,6 +68,7 @@ def sweep(
     folder: Path,
     *,
     title: str = "",
+    note: str = "",
     workers: int | None = None,
     engine: Engine | None = None,
     on_record: OnRecord = lambda outcome, record: None,
@@ -71,10 +81,10 @@ def sweep(
     Args:
         configs: the runs.
         folder: of the study; the folder of a run in it is named by the hash of its settings.
-        title: kept in the folder for the report.
+        title, note: kept in the folder for the report.
         workers: number of processes of this machine at a time; the number of cores if None.
         engine: does the runs in place of processes of this machine.
-        on_record: called with each record, also with those of runs that were finished before.
+        on_record: called with the record of each run that ends, not with those of runs that were finished before.
         on_poll: called about twice a second with the runs that are under way.
         searches: further runs, each of which is known when others have ended.
         checkpoint_seconds: least number of seconds between two checkpoints of a run.
@@ -83,21 +93,24 @@ def sweep(
         The records of all runs. An exception, such as a `KeyboardInterrupt`, stops the runs under way, which save a
         checkpoint, and is raised.
     """
-    _make_folder(folder, title)
+    searched = 0 if searches is None else searches.total
+    agenda = StudyAgenda(folder, title, note, [config.content_hash() for config in configs], searched)
     begun = [] if searches is None else searches.begin()
     waiting = deque(Job(config, folder / config.content_hash()) for config in (*configs, *begun))
     for job in waiting:  # before anything is started: data that has changed concerns the whole study
         if (record := final_record(job.folder)) is not None:
             check_data_files(job.config, record, job.folder)
     working: dict[Any, Job] = {}  # by the engine's handle
-    total = len(configs) + (0 if searches is None else searches.total)
-    outcome, engine = Outcome(total), engine or LocalEngine(workers)
+    outcome, engine = Outcome(len(configs) + searched), engine or LocalEngine(workers)
 
-    def ended(record: Record) -> None:
+    def ended(record: Record, new: bool = True) -> None:
         following = [] if searches is None else searches.after(record)
         # Before what waits: a search that has begun comes to its end before another one begins.
         waiting.extendleft(Job(config, folder / config.content_hash()) for config in reversed(following))
-        outcome.add(record, on_record)
+        if new:
+            outcome.add(record, on_record)
+        else:
+            outcome.add_found(record)
 
     try:
         while waiting or working:
@@ -108,7 +121,7 @@ def sweep(
                     job.attempts += 1
                     working[engine.start(job, checkpoint_seconds)] = job
                 else:
-                    ended(record)
+                    ended(record, new=False)
             if not working and len(outcome.records) > before:
                 continue  # what was read may be followed by more, and nothing has to be waited for
             on_poll(list(working.values()))
@@ -120,16 +133,8 @@ def sweep(
                     ended(record)
     finally:
         engine.stop(list(working))
+    agenda.whole()
     return outcome
-
-
-def _make_folder(folder: Path, title: str) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if title:
-            write_json(folder / STUDY, {"title": title})
-    except OSError as error:
-        raise ManymaxError(f"{folder} cannot be written to: {error.strerror}. Choose another folder.") from None
 
 
 def _take_ready(waiting: deque[Job], slots: int) -> Iterator[Job]:

@@ -74,6 +74,7 @@ def train(
     config, state, team = supervisor.config, supervisor.state, team or Team()
     team.share_draws(model)
     model.train()
+    supervisor.watch_memory()
     while supervisor.has_epochs_left:
         with supervisor.timed("loading"):
             batches = epoch_batches(config, split, model, state.epoch)

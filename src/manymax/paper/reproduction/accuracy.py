@@ -13,7 +13,8 @@ from manymax.paper.printed import paper_name
 from manymax.paper.reproduction.markup import NOT_ENOUGH, by_place, subsection
 from manymax.paper.selection import nearest_batches, question_1, question_1_rates, question_2, sampling, tuned
 from manymax.study.report import tables
-from manymax.study.report.trials import Trial, data_name
+from manymax.study.report.labels import data_name
+from manymax.study.report.trials import Trial
 
 NOT_EXAMINED = "not examined"
 

@@ -12,8 +12,9 @@ from manymax.paper.reproduction.collected import Collected
 from manymax.paper.reproduction.markup import NOT_ENOUGH, subsection
 from manymax.study.report import tables
 from manymax.study.report.formats import Cell, ReportTable, escape
+from manymax.study.report.labels import data_name
 from manymax.study.report.runs import Run
-from manymax.study.report.trials import Trial, data_name
+from manymax.study.report.trials import Trial
 
 
 def data(made: Sequence[Trial]) -> Iterator[str]:

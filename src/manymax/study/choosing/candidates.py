@@ -11,7 +11,7 @@ from typing import Any
 from manymax.errors import ArgumentError
 from manymax.members import BASELINE
 from manymax.study.data.interactions import Split
-from manymax.study.report.trials import variant
+from manymax.study.report.labels import variant
 from manymax.study.search import Search
 from manymax.study.study_file import StudyConfig, parse_study, read_study_file, searches
 

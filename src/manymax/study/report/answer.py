@@ -14,6 +14,7 @@ than, and `answer.cautions` what the study cannot tell. `winner.model` is the ru
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +30,8 @@ from manymax.study.report.cautions import Caution, cautions
 from manymax.study.report.contenders import Contender, contenders
 from manymax.study.report.runs import Study, read_study
 from manymax.study.report.trials import Trial, direction, metrics, trials
+
+TIMES_FASTER = 2.0  # than the winner: what trains in so much less time is worth naming beside it
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +78,13 @@ class Answer:
                 found.append(each)
         return tuple(found)
 
+    @property
+    def quicker(self) -> Contender | None:
+        """The best of those that train in at most half the time of the winner; None where there is none."""
+        limit = (self.winner.seconds or 0.0) / TIMES_FASTER
+        found = [each for each in self.frontier if (each.seconds or math.inf) <= limit]
+        return found[-1] if found else None
+
     def headline(self) -> str:
         """The loss to use and how much better than softmax it is, in one sentence."""
         winner, baseline = self.winner, self.baseline
@@ -112,9 +122,21 @@ class Answer:
 
     def cost_text(self) -> str:
         """Seconds of training and memory of the winner."""
-        seconds, memory = self.winner.seconds, self.winner.memory_mb
-        parts = [f"{seconds:.3g} s of training"] if seconds is not None else []
-        return ", ".join([*parts, *([f"{memory:,.0f} MB at the peak"] if memory is not None else [])])
+        winner, parts = self.winner, []
+        if winner.seconds is not None:
+            parts.append(f"{seconds_text(winner.seconds)} of training")
+        if winner.memory_mb is not None:
+            parts.append(f"{winner.memory_mb:,.0f} MB beside data and model")
+        elif winner.peak_memory_mb is not None:
+            parts.append(f"{winner.peak_memory_mb:,.0f} MB at the peak of the process")
+        return ", ".join(parts)
+
+    def quicker_text(self) -> str:
+        """What to use if time matters more; empty where nothing is much faster."""
+        if (other := self.quicker) is None or not other.seconds or not self.winner.seconds:
+            return ""
+        times = f"{self.winner.seconds / other.seconds:.1f} times as fast"
+        return f"{other.loss}: {times}" + ("" if other.behind is None else f", {other.behind.value:+.1f} %")
 
     def lines(self) -> list[str]:
         """The answer for a terminal."""
@@ -123,19 +145,24 @@ class Answer:
             "settings": self.winner.settings_text,
             "tied with it": self.tied_text(),
             "cost": self.cost_text(),
+            "much faster": self.quicker_text(),
             "measured on": self.sample(),
         }
         told = [f"  {name:<13}{text}" for name, text in rows.items() if text]
         return [f"{self.data}, {self.backbone}", *told, *(f"  {'not known':<13}{each.text}" for each in self.cautions)]
 
 
-def answers(study: Study) -> tuple[Answer, ...]:
+def answers(study: Study, made: Sequence[Trial] | None = None) -> tuple[Answer, ...]:
     """The answer for each data set and backbone of a study, in the order of their names; empty before any run is done.
 
     For each loss the settings are taken that are best on the validation part, and of the losses the one that is best
     there; the test part is only looked at to say by how much.
+
+    Args:
+        study: the runs.
+        made: its trials, if the caller has them already.
     """
-    made = trials(study.done)
+    made = trials(study.done) if made is None else made
     names = metrics(made)
     if not names:
         return ()
@@ -179,6 +206,18 @@ def _popularity(own: Sequence[Trial], metric: str) -> float | None:
     }
     values = [value for value in by_seed.values() if value is not None]
     return fmean(values) if values else None
+
+
+def seconds_text(seconds: float) -> str:
+    """A time in words.
+
+    >>> seconds_text(3.21), seconds_text(1234), seconds_text(40_000)
+    ('3.2 s', '20.6 min', '11.1 h')
+    """
+    for limit, unit, name in ((120, 1, "s"), (7200, 60, "min")):
+        if seconds < limit:
+            return f"{seconds / unit:.1f} {name}"
+    return f"{seconds / 3600:.1f} h"
 
 
 def _count(number: int, noun: str) -> str:

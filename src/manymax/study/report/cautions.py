@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from manymax.study.report.contenders import Contender, setting_text
+from manymax.study.report.contenders import Contender
+from manymax.study.report.labels import data_place, setting_text, variant
 from manymax.study.report.runs import Run, Study
-from manymax.study.report.trials import data_place, direction, variant
+from manymax.study.report.trials import direction
 
 WIDEST_HALF = 2.0  # per cent: with intervals that reach further than this to each side, there are too few users
 MOST_NAMES = 4  # that a sentence lists before it counts the others

@@ -8,9 +8,10 @@ from typing import Any
 
 from manymax.members import BASELINE
 from manymax.study.report.intervals import Interval, difference
+from manymax.study.report.labels import VARIANT_SETTINGS, setting_text, variant
 from manymax.study.report.runs import Run
 from manymax.study.report.significance import SIGNIFICANCE_LEVEL, holm
-from manymax.study.report.trials import VARIANT_SETTINGS, Trial, chosen, direction, validation_merit, variant
+from manymax.study.report.trials import Trial, chosen, direction, validation_merit
 from manymax.study.run_options import by_flat_name
 
 
@@ -71,6 +72,11 @@ class Contender:
 
     @property
     def memory_mb(self) -> float | None:
+        """What training took, beside data and model, of the memory of the process; None in older records."""
+        return self.trial.average(lambda record: record.training_memory_mb)
+
+    @property
+    def peak_memory_mb(self) -> float | None:
         """The largest amount of memory of the process; the mean over seeds."""
         return self.trial.average(lambda record: record.peak_memory_mb)
 
@@ -84,15 +90,6 @@ class Contender:
     def tied(self) -> bool:
         """Whether the difference to the winner may be chance; False where nothing tells (`p` is None)."""
         return self.p is not None and self.p >= SIGNIFICANCE_LEVEL
-
-
-def setting_text(value: Any) -> str:
-    """A value of a setting, a number without needless digits.
-
-    >>> setting_text(0.010), setting_text("users")
-    ('0.01', 'users')
-    """
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def contenders(own: Sequence[Trial], metric: str) -> tuple[Contender, ...]:

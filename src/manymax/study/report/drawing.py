@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from manymax.study.report.point_labels import SIDES, room, sides
 from manymax.study.report.trials import loss_position
 
 if TYPE_CHECKING:
@@ -26,7 +27,15 @@ COLOURS = (
     "#9d755d",
     "#8a8a8a",
     "#6f8fd6",
+    "#2f9ec4",
+    "#a05195",
+    "#7a8b3c",
+    "#d45087",
+    "#5d8f7b",
+    "#b5651d",
 )
+NEUTRAL = ""  # in place of the name of a loss: grey, for what is about no loss
+NEUTRAL_COLOUR = "#8f99a3"
 DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}  # plotly's names and matplotlib's
 SYMBOLS = {"circle": "o", "square": "s", "diamond": "D", "triangle-up": "^", "x": "x"}
 MOST_TICKS = 8  # labels on a logarithmic axis
@@ -46,6 +55,7 @@ class Line:
         variant: tells lines of one loss apart by dashes and symbols; 0 is a solid line.
         spread: half the length of the error bar at each point; None for none.
         joined: whether a line goes through the points.
+        markers: whether the points of a joined line are marked.
     """
 
     name: str
@@ -55,11 +65,17 @@ class Line:
     variant: int = 0
     spread: Sequence[float] | None = None
     joined: bool = True
+    markers: bool = True
+
+    @property
+    def marked(self) -> bool:
+        """Whether its points are drawn too."""
+        return self.markers and len(self.x) <= MOST_MARKERS
 
     @property
     def colour(self) -> str:
         """The colour of the loss, the same in every figure."""
-        return COLOURS[loss_position(self.loss) % len(COLOURS)]
+        return NEUTRAL_COLOUR if self.loss == NEUTRAL else COLOURS[loss_position(self.loss) % len(COLOURS)]
 
 
 @dataclass(frozen=True)
@@ -73,6 +89,7 @@ class Panel:
         values: the rows of a heat map; the colour of an entry is log10 of its size.
         log_x, log_y: whether an axis is logarithmic.
         decades: the least and the largest exponent of the colours of a heat map; None for those of its values.
+        labelled: whether single points have their names beside them; a legend is then not needed.
     """
 
     title: str
@@ -83,6 +100,7 @@ class Panel:
     log_x: bool = False
     log_y: bool = False
     decades: tuple[float, float] | None = None
+    labelled: bool = False
 
     def ticks(self) -> tuple[list[float] | None, list[float] | None]:
         """Positions of the labels on the x and the y axis; None leaves them to the renderer.
@@ -90,7 +108,9 @@ class Panel:
         Only logarithmic axes get positions. If the x values are a few whole numbers, such as numbers of negatives, each
         of them is labelled.
         """
-        x = {value for line in self.lines for value in line.x} if self.log_x else set()
+        x: set[float] = {value for line in self.lines for value in line.x} if self.log_x else set()
+        if self.labelled:  # where all points lie close together, there may be no round number among them
+            return log_ticks(room(self.lines)), None
         y = [value for line in self.lines for value in line.y] if self.log_y else []
         label_each = len(x) <= MOST_TICKS and all(isinstance(value, int) for value in x)
         return sorted(x) if x and label_each else log_ticks(x), log_ticks(y)
@@ -139,7 +159,13 @@ def interactive(panel: Panel) -> dict[str, Any]:
     }
     if panel.values:
         return {"data": [_heat_trace(panel)], "layout": layout}
-    return {"data": [_line_trace(line) for line in panel.lines], "layout": layout}
+    traces = [_line_trace(line) for line in panel.lines]
+    if panel.labelled:
+        layout["xaxis"] |= {"range": [math.log10(end) for end in room(panel.lines)], "autorange": False}
+        for trace, side in zip(traces, sides(panel.lines), strict=True):
+            if side is not None:
+                trace |= {"mode": "markers+text", "text": [trace["name"]], "textposition": SIDES[side][0]}
+    return {"data": traces, "layout": layout}
 
 
 def _axis(label: str, kind: str, ticks: Sequence[float] | None) -> dict[str, Any]:
@@ -165,7 +191,7 @@ def _line_trace(line: Line) -> dict[str, Any]:
         "legendrank": 100 * loss_position(line.loss) + line.variant,
         "x": list(line.x),
         "y": [y if math.isfinite(y) else None for y in line.y],
-        "mode": ("lines" if len(line.x) > MOST_MARKERS else "lines+markers") if line.joined else "markers",
+        "mode": ("lines+markers" if line.marked else "lines") if line.joined else "markers",
         "line": {"color": line.colour, "dash": _nth(DASHES, line.variant), "width": 2},
         "marker": {"color": line.colour, "symbol": _nth(SYMBOLS, line.variant), "size": 5 if line.joined else 10},
     }
@@ -215,11 +241,15 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
             yerr=line.spread,
             color=line.colour,
             linestyle=DASHES[_nth(DASHES, line.variant)] if line.joined else "",
-            marker="" if line.joined and len(line.x) > MOST_MARKERS else SYMBOLS[_nth(SYMBOLS, line.variant)],
+            marker=SYMBOLS[_nth(SYMBOLS, line.variant)] if line.marked or not line.joined else "",
             markersize=3 if line.joined else 7,
             linewidth=1.5,
             label=_escape_text(line.name),
         )
+    for line, side in zip(panel.lines, sides(panel.lines) if panel.labelled else (), strict=False):
+        if side is not None:
+            place: Any = SIDES[side][1]
+            axes.annotate(_escape_text(line.name), (line.x[0], line.y[0]), textcoords="offset points", **place)
     for scale, set_scale, ticks in zip("xy", (axes.set_xscale, axes.set_yscale), panel.ticks(), strict=True):
         if ticks is not None:
             set_scale("log")

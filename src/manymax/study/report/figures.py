@@ -9,11 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 from manymax.members import BASELINE, FAMILY
-from manymax.study.report.drawing import Figure, Line, Panel
+from manymax.study.report.answer import Answer
+from manymax.study.report.drawing import NEUTRAL, Figure, Line, Panel
 from manymax.study.report.tables import points, short, sortable
-from manymax.study.report.trials import Trial, at_best_rates, direction, metrics, natural_sort_key
+from manymax.study.report.trials import Trial, at_best_rates, metrics, natural_sort_key, shown
 
 HEAT_MAP_DECADES = 6  # powers of ten between the largest value of a heat map and the last colour
+FRONTIER = "nothing is both faster and better"
 PLANTED_DATA = "planted"  # generated data, whose best possible ranking is known
 
 
@@ -27,7 +29,7 @@ def curves(trials: Sequence[Trial], column: str, unit: str) -> Figure:
     """
     names = metrics(trials)
     panels, without, variants = [], set(), _variants(trials)
-    for place, own in _by_place(_at_best_rates(trials)).items():
+    for place, own in _by_place(_shown(trials)).items():
         drawn = [trial for trial in own if names[0] in trial.curve and column in trial.curve]
         without |= {trial.label for trial in own if trial not in drawn}
         lines = tuple(
@@ -132,22 +134,40 @@ def _growing_place(trial: Trial) -> str:
     return f"{trial.backbone}, {users} users, {items} items" if sign else f"{trial.backbone}, {size}"
 
 
-def trade_off(trials: Sequence[Trial]) -> Figure:
-    """The test metric against training seconds, one point per method."""
-    names, variants = metrics(trials), _variants(trials)
-    panels = []
-    for place, own in _by_place(_at_best_rates(trials)).items():
-        lines = []
-        for trial in own:
-            seconds, value = trial.average(lambda r: r.seconds.get("training")), trial.mean(names[0])
-            if seconds and value is not None:
-                lines.append(Line(trial.label, [seconds], [value], trial.loss, variants[trial.label], joined=False))
-        if lines:
-            x_label = "training seconds, early stopping included"
-            panels.append(Panel(", ".join(place), x_label, f"test {short(names[0])}", tuple(lines), log_x=True))
-    where = "Down" if names and direction(names[0]) < 0 else "Up"
-    note = f"{where} and to the left is better. Seconds can be compared if each run had the machine to itself."
-    return Figure("trade_off", "What a result costs", note, tuple(panels))
+def trade_off(answers: Iterable[Answer]) -> Figure:
+    """Quality against training seconds: a panel per answer, in it a point per loss and the frontier of the best."""
+    panels = tuple(panel for answer in answers if (panel := _trade_off(answer)) is not None)
+    note = (
+        "Up and to the left is better. Each point is a loss with its 95 % interval; the grey line joins those that"
+        " nothing is both faster and better than. Seconds can be compared if each run had a core to itself."
+    )
+    return Figure("trade_off", "Quality against time", note, panels)
+
+
+def _trade_off(answer: Answer) -> Panel | None:
+    """The panel of one answer: by how many per cent each loss is better than softmax, or than the winner without it.
+
+    Intervals are those of the differences, which are taken in pairs: users differ from one another by much more than
+    losses do, and intervals of the plain means would hide every difference.
+    """
+    reference = answer.baseline or answer.winner
+    intervals = {each: each.behind if answer.baseline is None else each.gain for each in answer.contenders}
+    lines, values = [], {}
+    for each, interval in intervals.items():
+        if not each.seconds or (interval is None and each is not reference):
+            continue
+        values[each] = 0.0 if interval is None else interval.value
+        spread = [(interval.high - interval.low) / 2] if interval is not None and interval.known else None
+        lines.append(Line(each.loss, [each.seconds], [values[each]], each.trial.loss, spread=spread, joined=False))
+    if not lines:
+        return None
+    frontier = [each for each in answer.frontier if each in values]
+    if len(frontier) > 1:
+        seconds = [each.seconds or 0.0 for each in frontier]
+        lines.insert(0, Line(FRONTIER, seconds, [values[each] for each in frontier], NEUTRAL, markers=False))
+    y_label = f"test {short(answer.metric)}, % over {reference.loss}"
+    title = f"{answer.data}, {answer.backbone}"
+    return Panel(title, "training seconds, early stopping included", y_label, tuple(lines), log_x=True, labelled=True)
 
 
 def heat_maps(trials: Sequence[Trial], what: str) -> Figure:
@@ -190,6 +210,11 @@ def _at_best_rates(trials: Sequence[Trial]) -> list[Trial]:
     """The trials with the learning rate that is best on the validation part; none where no run has a metric."""
     names = metrics(trials)
     return at_best_rates(trials, names[0]) if names else []
+
+
+def _shown(trials: Sequence[Trial]) -> list[Trial]:
+    names = metrics(trials)
+    return shown(trials, names[0]) if names else []
 
 
 def bias_variance(trials: Sequence[Trial]) -> Figure:

@@ -9,7 +9,7 @@ import numpy as np
 from manymax.study.record_files import Array
 from manymax.study.report.formats import Cell, ReportTable
 from manymax.study.report.tables import rate
-from manymax.study.report.trials import Trial, at_best_rates, direction, metrics
+from manymax.study.report.trials import Trial, direction, metrics, shown
 
 NEAR_BEST = 0.95  # share of its own best validation value at which a run counts as having arrived
 
@@ -18,7 +18,7 @@ def cost(trials: Sequence[Trial]) -> ReportTable:
     """Table of the time and memory that each trial took."""
     names = metrics(trials)
     rows = []
-    for trial in at_best_rates(trials, names[0]) if names else []:
+    for trial in shown(trials, names[0]) if names else []:
         epochs = trial.average(lambda r: float(r.epochs)) or 0
         training = trial.average(lambda r: r.seconds.get("training"))
         evaluation = trial.average(lambda r: r.seconds.get("evaluation"))
@@ -31,6 +31,7 @@ def cost(trials: Sequence[Trial]) -> ReportTable:
             Cell(evaluation / epochs if evaluation is not None and epochs else None, digits=3, text="-"),
             Cell(arrival(trial, names[0], "seconds_train"), digits=1, text="-"),
             Cell(total, digits=1, text="-"),
+            Cell(trial.average(lambda r: r.training_memory_mb), digits=0, text="-"),
             Cell(trial.average(lambda r: r.peak_memory_mb), digits=0, text="-"),
         )
         rows.append((headers, cells))
@@ -45,10 +46,12 @@ def cost(trials: Sequence[Trial]) -> ReportTable:
             ("evaluation s / epoch",),
             (f"training s to {NEAR_BEST:.0%} of own best",),
             ("total s",),
+            ("training memory MB",),
             ("peak memory MB",),
         ),
         rows=tuple(rows),
-        note="Peak memory is that of the process. Runs that shared the machine with others took longer than alone.",
+        note="Training memory is what training took beside data and model, peak memory that of the process. Runs that"
+        " shared the machine with others took longer than alone.",
     )
 
 

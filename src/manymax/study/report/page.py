@@ -12,18 +12,21 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from manymax.errors import ManymaxError, check_choice
+from manymax.errors import ManymaxError
 from manymax.members import BASELINE, FAMILY
 from manymax.study.files import atomic_write
-from manymax.study.report import figures, pace, tables
+from manymax.study.report import figures, pace, standings, tables
+from manymax.study.report.answer import Answer, answers, seconds_text
 from manymax.study.report.drawing import Figure, draw, interactive
 from manymax.study.report.formats import TABLE_WRITERS, ReportTable, number_text
+from manymax.study.report.opening import common_settings, verdicts
 from manymax.study.report.runs import Study, read_study
 from manymax.study.report.sections import Extra, Published, Section
 from manymax.study.report.trials import Trial, is_sampled, trials
 
 PAGE_FILE = "report.html"
 IMAGE_FORMATS = ("png", "svg")
+MOST_COLUMNS = 16  # of the table of learning rates: with more, as of a search, "All runs" has them
 SINGULAR = {  # the labels at the top of the page, for a count of 1
     "finished runs": "finished run",
     "losses": "loss",
@@ -55,23 +58,27 @@ def report(
         The path of the page.
     """
     study = read_study(folder)
-    sections = build(study, extra, published)
+    made = trials(study.done)
+    found = answers(study, made)
+    sections, opening = _build(study, made, found, extra, published), figures.trade_off(found)
     out = (folder / "report" if folder.is_dir() else Path(f"{folder.stem}_report")) if out is None else out
     try:
-        return _write_all(out, study, sections, images)
+        _write_files(out, sections, opening, images)
+        _write(out / PAGE_FILE, render(study, made, found, opening, sections))
     except OSError as error:
         raise ManymaxError(f"the report in {out} cannot be written: {error.strerror or error}.") from None
+    return out / PAGE_FILE
 
 
-def _write_all(out: Path, study: Study, sections: Sequence[Section], images: bool) -> Path:
+def _write_files(out: Path, sections: Sequence[Section], opening: Figure, images: bool) -> None:
+    """Write the tables and the figures of the page as files of their own."""
     for table in (table for section in sections for table in section.tables if table.rows):
         for suffix, write in TABLE_WRITERS.items():
             _write(out / "tables" / f"{table.name}.{suffix}", write(table))
     if images:
-        for figure in (figure for section in sections for figure in section.figures):
-            _save_images(figure, out / "figures")
-    _write(out / PAGE_FILE, render(study, sections))
-    return out / PAGE_FILE
+        for figure in (opening, *(figure for section in sections for figure in section.figures)):
+            if figure.panels:
+                _save_images(figure, out / "figures")
 
 
 def _write(path: Path, text: str) -> None:
@@ -94,43 +101,51 @@ def _save_images(figure: Figure, folder: Path) -> None:
 
 
 def build(study: Study, extra: Sequence[Extra] = (), published: Published | None = None) -> list[Section]:
-    """The sections of the page, in their order; those that the caller adds stand where their `before` says."""
-    all_trials = trials(study.done)
+    """The sections below the first screen, in their order; what has nothing to show is told of in "What is missing".
+
+    Sections that the caller adds come last, and only those that have something to say of these runs.
+    """
+    made = trials(study.done)
+    return _build(study, made, answers(study, made), extra, published)
+
+
+def _build(
+    study: Study, made: Sequence[Trial], found: Sequence[Answer], extra: Sequence[Extra], published: Published | None
+) -> list[Section]:
+    further = [_sampling(made, published), _growth(made), _gradients(made), _approximations(made)]
+    absent = [text for section in further if not section.has_content for text in section.missing]
     sections = [
-        _results(all_trials, study, published),
-        _significance(all_trials),
-        _curves(all_trials),
-        _sampling(all_trials, published),
-        _growth(all_trials),
-        _gradients(all_trials),
-        _approximations(all_trials),
-        _cost(all_trials),
-        _data(all_trials),
-        _gaps(study),
+        _results(made, found, study, published),
+        _significance(found),
+        _curves(made),
+        _cost(made),
+        *(section for section in further if section.has_content),
+        _data(made),
+        _gaps(study, absent),
         Section("runs", "All runs", tables=(tables.all_runs(study),), folded=True),
     ]
-    for each in extra:
-        ids = [section.id for section in sections]
-        check_choice("before", each.before, ids)
-        sections.insert(ids.index(each.before), each.build(all_trials))
-    return sections
+    return [*sections, *(section for build_one in extra if (section := build_one(made)) is not None)]
 
 
-def _results(all_trials: Sequence[Trial], study: Study, published: Published | None) -> Section:
-    backbones = dict.fromkeys(trial.backbone for trial in all_trials)
-    found = tuple(tables.results(all_trials, backbone, published) for backbone in backbones)
-    missing = () if all_trials else (f"No run has finished: {_statuses(study)}. There is nothing to compare yet.",)
+def _results(made: Sequence[Trial], found: Sequence[Answer], study: Study, published: Published | None) -> Section:
+    standing = [
+        standings.standing(answer, [t for t in made if t.place == (answer.data, answer.backbone)], f"standing_{index}")
+        for index, answer in enumerate(found)
+    ]
+    by_rate = [tables.results(made, backbone, published) for backbone in dict.fromkeys(t.backbone for t in made)]
+    compared = [table for table in by_rate if 2 < len(table.columns) <= MOST_COLUMNS]
+    missing = () if made else (f"No run has finished: {_statuses(study)}. There is nothing to compare yet.",)
     text = (
-        "Every method ranks all items for every test user; these are the mean metrics. N, P and R are NDCG, precision"
+        "Every loss ranks all items for every test user; these are the mean metrics. N, P and R are NDCG, precision"
         " and recall of the top of the ranking, the more the better; `popularity` ranks items by how often they occur."
     )
-    return Section("results", "Results", text, tables=found, missing=missing)
+    return Section("results", "Results", text, tables=(*standing, *compared), missing=missing)
 
 
-def _significance(all_trials: Sequence[Trial]) -> Section:
-    table = tables.significance(all_trials)
-    reason = "A test needs two methods on the same data and backbone, with the metrics of each user in their folders."
-    text = "Whether the best method of each data set and backbone is better than the others by more than chance."
+def _significance(found: Sequence[Answer]) -> Section:
+    table = standings.significance(found)
+    reason = "A test needs two losses on the same data and backbone, with the metrics of each user in their folders."
+    text = "Whether the chosen loss of each data set and backbone differs from the others by more than chance."
     missing = () if table.rows else (reason,)
     return Section("significance", "Significance", text, tables=_with_rows(table), missing=missing)
 
@@ -171,9 +186,7 @@ def _growth(all_trials: Sequence[Trial]) -> Section:
 
 
 def _cost(all_trials: Sequence[Trial]) -> Section:
-    drawn, table = figures.trade_off(all_trials), pace.cost(all_trials)
-    text = "Time and memory of training."
-    return Section("cost", "Cost", text, figures=_with_panels([drawn]), tables=_with_rows(table))
+    return Section("cost", "Cost", "Time and memory of training.", tables=_with_rows(pace.cost(all_trials)))
 
 
 def _data(all_trials: Sequence[Trial]) -> Section:
@@ -181,7 +194,7 @@ def _data(all_trials: Sequence[Trial]) -> Section:
     return Section("data", "Data", text, tables=(*_with_rows(tables.data_sets(all_trials)), *tables.cards(all_trials)))
 
 
-def _gaps(study: Study) -> Section:
+def _gaps(study: Study, absent: Sequence[str]) -> Section:
     gaps = [*study.unreadable]
     if unchecked := sum(run.folder is not None and not run.record.files for run in study.runs):
         gaps.append(
@@ -193,7 +206,10 @@ def _gaps(study: Study) -> Section:
             f"{len(study.unfinished)} runs are under way or were interrupted ({names}); starting the study again"
             " finishes those that were interrupted."
         )
-    text = "" if gaps or study.failed else "Every run has finished."
+    if study.never_started:
+        gaps.append(f"{study.never_started} runs never started; starting the study again does them.")
+    gaps += absent
+    text = "" if len(gaps) > len(absent) or study.failed else "Every run has finished."
     return Section("gaps", "What is missing", text, tables=_with_rows(tables.not_done(study)), missing=tuple(gaps))
 
 
@@ -240,21 +256,26 @@ def _statuses(study: Study) -> str:
     return ", ".join(f"{count} {status}" for status, count in counts.items() if count) or "no runs"
 
 
-def render(study: Study, sections: Sequence[Section]) -> str:
+def render(
+    study: Study, made: Sequence[Trial], found: Sequence[Answer], opening: Figure, sections: Sequence[Section]
+) -> str:
     """The HTML of the page; everything that comes from data or settings is escaped."""
     environment = Environment(
         loader=PackageLoader("manymax.study.report", "."), autoescape=True, undefined=StrictUndefined
     )
     panels = {
         f"{figure.name}-{index}": interactive(panel)
-        for section in sections
-        for figure in section.figures
+        for figure in (opening, *(figure for section in sections for figure in section.figures))
         for index, panel in enumerate(figure.panels)
     }
     return environment.get_template("page.html").render(
         title=study.title,
-        subtitle=f"Runs: {_statuses(study)}.",
+        note=study.note,
         facts=_facts(study),
+        statuses=_statuses(study) if study.failed or study.unfinished else "",
+        verdicts=verdicts(found),
+        opening=opening,
+        settings=common_settings(study, made),
         sections=sections,
         origin=_origin(study),
         number_text=number_text,
@@ -276,10 +297,10 @@ def _script(content: Any) -> Markup:
     return Markup(text)
 
 
-def _facts(study: Study) -> list[tuple[str, str]]:
-    """The counts at the top of the page: [("3", "losses"), ...]."""
+def _facts(study: Study) -> list[str]:
+    """The counts at the top of the page: ["3 losses", ...]."""
     done = study.done
-    hours = sum(sum(run.record.seconds.values()) for run in study.runs) / 3600
+    spent = sum(sum(run.record.seconds.values()) for run in study.runs)
     counts = {
         "finished runs": len(done),
         "losses": len({run.settings["loss"] for run in done}),
@@ -287,10 +308,8 @@ def _facts(study: Study) -> list[tuple[str, str]]:
         "data sets": len({trial.data for trial in trials(done)}),
         "seeds": len({run.settings["seed"] for run in done}),
     }
-    return [
-        *((str(count), SINGULAR[name] if count == 1 else name) for name, count in counts.items()),
-        (f"{hours:.1f} h" if hours >= 1 else f"{60 * hours:.1f} min", "of computing"),
-    ]
+    told = [f"{count} {SINGULAR[name] if count == 1 else name}" for name, count in counts.items()]
+    return [*told, f"{seconds_text(spent)} of computing"]
 
 
 def _origin(study: Study) -> str:

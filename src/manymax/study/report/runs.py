@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 
 from manymax.errors import ArgumentError, ManymaxError
-from manymax.study.files import read_json
+from manymax.study.agenda import never_started, read_agenda
 from manymax.study.record_files import KEPT_SUFFIX, Array, KeptRun, read_runs
 from manymax.study.records import (
     EPOCHS,
     RECORD,
     SETTINGS_FILE,
-    STUDY,
     USER_METRICS,
     Record,
     checked_file,
@@ -117,7 +116,7 @@ def _users(path: Path, metric: str) -> tuple[Array, Array] | None:
 class Study:
     """All runs below a folder: those with a record, those under way, and what cannot be read, with the reason.
 
-    `never_started` is the number of planned runs that have no folder yet.
+    `never_started` is the number of planned runs that have no folder yet, `note` what the study file says to readers.
     """
 
     runs: tuple[Run, ...]
@@ -125,6 +124,7 @@ class Study:
     unfinished: tuple[Path, ...] = ()
     unreadable: tuple[str, ...] = ()
     never_started: int = 0
+    note: str = ""
 
     @property
     def done(self) -> list[Run]:
@@ -153,7 +153,8 @@ def read_study(source: Path) -> Study:
         )
     folders = sorted({path.parent for name in (RECORD, SETTINGS_FILE) for path in source.rglob(name)})
     if folders:
-        return _read_folders(folders, _title(source))
+        study = _read_folders(folders, _title(source))
+        return replace(study, never_started=never_started(source), note=str(read_agenda(source).get("note", "")))
     files = sorted(source.glob(f"*{KEPT_SUFFIX}"))
     if not files:
         raise ArgumentError(
@@ -189,5 +190,4 @@ def _read_files(files: Iterable[Path], title: str) -> Study:
 
 def _title(folder: Path) -> str:
     """What the study is called; the folder's name where nothing says so."""
-    content = read_json(folder / STUDY) if (folder / STUDY).is_file() else {}
-    return str(content.get("title") or folder.resolve().name) if isinstance(content, Mapping) else folder.name
+    return str(read_agenda(folder).get("title") or folder.resolve().name)

@@ -62,18 +62,14 @@ class Section:
     missing: tuple[str, ...] = ()
     folded: bool = False
 
+    @property
+    def has_content(self) -> bool:
+        """Whether there is anything but words."""
+        return bool(self.cards or self.figures or self.tables)
 
-@dataclass(frozen=True)
-class Extra:
-    """A section that a caller adds to the page.
 
-    Args:
-        before: the id of the section in front of which it is put.
-        build: makes the section from the trials of the study.
-    """
-
-    before: str
-    build: Callable[[Sequence[Trial]], Section]
+# A section that a caller adds to the page: made from the trials of the study; None where they are about something else.
+Extra = Callable[[Sequence[Trial]], Section | None]
 
 
 @dataclass(frozen=True)

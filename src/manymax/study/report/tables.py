@@ -6,28 +6,31 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 from manymax.members import BASELINE
 from manymax.study.metrics import METRICS
 from manymax.study.report.formats import Cell, ReportTable
+from manymax.study.report.labels import loss_label, run_labels
 from manymax.study.report.runs import Run, Study
 from manymax.study.report.sections import Published
-from manymax.study.report.significance import SIGNIFICANCE_LEVEL, compare, holm
 from manymax.study.report.trials import (
     Trial,
     at_best_rates,
+    chosen,
     direction,
     is_sampled,
-    loss_label,
     loss_position,
     metrics,
     natural_sort_key,
+    validation_merit,
 )
 
 EMPTY_CELL = Cell(text="")
 POPULARITY = "popularity"
-MARKS_NOTE = "Bold: the best learning rate of a method. Blue: the best of all methods on a data set. "
+MARKS_NOTE = (
+    "Bold: the learning rate of a method that is best on the validation part. Blue: the method that is best there. "
+)
 
 
 def short(metric: str) -> str:
@@ -47,7 +50,10 @@ def rate(lr: float | None) -> str:
 
 
 def results(trials: Sequence[Trial], backbone: str, published: Published | None = None) -> ReportTable:
-    """The results with one backbone: a row per method and metric, a column per data set and learning rate."""
+    """The results with one backbone: a row per method and metric, a column per data set and learning rate.
+
+    What has no learning rate stands in a column of its own: a solver without one, and the ranking by popularity.
+    """
     own = [trial for trial in trials if trial.backbone == backbone]
     names, rates, labels = metrics(own), _rates(own), _labels(own)
     found = {
@@ -68,11 +74,11 @@ def results(trials: Sequence[Trial], backbone: str, published: Published | None 
         headers=("loss", "metric"),
         columns=tuple((data, rate(lr)) for data in rates for lr in rates[data]),
         rows=tuple(rows),
-        note=_seeds(own) + MARKS_NOTE + noted,
+        note=seeds_note(own) + MARKS_NOTE + noted,
     )
 
 
-def _seeds(trials: Iterable[Trial]) -> str:
+def seeds_note(trials: Iterable[Trial]) -> str:
     """The sentence of a note that says over how many seeds the means are."""
     counts = sorted({len(trial.runs) for trial in trials})
     if max(counts, default=1) == 1:
@@ -88,38 +94,40 @@ def _data_set_cells(
     metric: str,
     published: Published | None,
 ) -> dict[str, list[Cell]]:
-    """{label: cells} of one data set and metric; the best of all labels is marked, popularity takes no part in that."""
-    by_rate = {
-        label: {trial.lr: trial for trial in trials if (trial.data, trial.label) == (data, label)} for label in labels
-    }
-    lines = {label: _method_cells(by_rate[label], rates, metric, published) for label in labels}
-    marked = iter(_marked([cell for cells in lines.values() for cell in cells], metric, "overall"))
-    methods = {label: [next(marked) for _ in cells] for label, cells in lines.items()}
-    return methods | {POPULARITY: [_popularity(trials, data, metric, len(rates))]}
+    """{label: cells} of one data set and metric, with the choices of the validation part marked; popularity last."""
+    here = [trial for trial in trials if trial.data == data]
+    deciding = metrics(trials)[0]
+    best = at_best_rates(here, deciding)
+    overall = max(chosen(here, deciding), key=lambda trial: validation_merit(trial, deciding), default=None)
+    found: dict[str, list[Cell]] = {}
+    for label in labels:
+        by_rate = {trial.lr: trial for trial in here if trial.label == label}
+        found[label] = [
+            replace(
+                _with_published(by_rate[lr], metric, published),
+                best=len(by_rate) > 1 and by_rate[lr] in best,
+                overall=by_rate[lr] is overall,
+            )
+            if lr in by_rate
+            else EMPTY_CELL
+            for lr in rates
+        ]
+    popular = Cell(popularity_mean(here, metric), text="-")
+    return found | {POPULARITY: [popular if lr is None else EMPTY_CELL for lr in rates]}
 
 
 def _rates(trials: Iterable[Trial]) -> dict[str, list[float | None]]:
-    """The learning rates on each data set, largest first; [None] where every method is solved without one."""
+    """The learning rates on each data set, largest first, then None for what has none."""
     found: dict[str, set[float]] = defaultdict(set)
     for trial in trials:
         found[trial.data] |= {trial.lr} if trial.lr is not None else set()
-    return {data: [*sorted(rates, reverse=True)] or [None] for data, rates in found.items()}
+    return {data: [*sorted(rates, reverse=True), None] for data, rates in found.items()}
 
 
 def _labels(trials: Iterable[Trial]) -> list[str]:
     """The labels of the trials, in the order of the family."""
     labels = {trial.label: trial.loss for trial in trials}
     return sorted(labels, key=lambda label: (loss_position(labels[label]), natural_sort_key(label)))
-
-
-def _method_cells(
-    by_rate: Mapping[float | None, Trial], rates: Sequence[float | None], metric: str, published: Published | None
-) -> list[Cell]:
-    """The cells of one method, one per learning rate; `by_rate` are its trials."""
-    if None in by_rate:  # solved without a learning rate: one number that reaches over all columns
-        return [replace(_with_published(by_rate[None], metric, published), span=len(rates))]
-    cells = [_with_published(by_rate[lr], metric, published) if lr in by_rate else EMPTY_CELL for lr in rates]
-    return _marked(cells, metric, "best") if len(by_rate) > 1 else cells
 
 
 def measured(trial: Trial, metric: str) -> Cell:
@@ -131,18 +139,18 @@ def _with_published(trial: Trial, metric: str, published: Published | None) -> C
     return replace(measured(trial, metric), paper=None if published is None else published.value(trial, metric))
 
 
-def _marked(cells: Sequence[Cell], metric: str, mark: Literal["best", "overall"]) -> list[Cell]:
-    """The cells, those with the best value marked as `best` or `overall`."""
+def _marked(cells: Sequence[Cell], metric: str) -> list[Cell]:
+    """The cells of a row, those with the best value marked."""
     values = [cell.value for cell in cells if cell.value is not None]
     best = (max if direction(metric) > 0 else min)(values, default=None)
-    marks: dict[str, Any] = {mark: True}
-    return [replace(cell, **marks) if best is not None and cell.value == best else cell for cell in cells]
+    return [replace(cell, best=True) if best is not None and cell.value == best else cell for cell in cells]
 
 
-def _popularity(trials: Sequence[Trial], data: str, metric: str, span: int) -> Cell:
-    runs = {run.settings["seed"]: run for trial in trials if trial.data == data for run in trial.runs}
+def popularity_mean(trials: Iterable[Trial], metric: str) -> float | None:
+    """The mean over seeds of a metric of the ranking by popularity; None where no run has it."""
+    runs = {run.settings["seed"]: run for trial in trials for run in trial.runs}
     values = [value for run in runs.values() if (value := run.record.popularity.get(metric)) is not None]
-    return Cell(fmean(values) if values else None, text="-", span=span)
+    return fmean(values) if values else None
 
 
 def sweep(
@@ -173,7 +181,7 @@ def sweep(
         cells = []
         for metric in names:
             row = [_with_published(line[value], metric, published) if value in line else EMPTY_CELL for value in values]
-            cells += _marked(row, metric, "best")
+            cells += _marked(row, metric)
         rows.append((headers, tuple(cells)))
     return ReportTable(
         name=f"sweep_{setting}",
@@ -207,45 +215,6 @@ def points(
 def sortable(value: Any) -> tuple[bool, bool, Any]:
     """A sorting key: numbers come before names, and "uniform" before other names."""
     return isinstance(value, str), value != "uniform", value
-
-
-def significance(trials: Sequence[Trial]) -> ReportTable:
-    """The best method on each data set and backbone against every other method, tested in pairs over users."""
-    names = metrics(trials)
-    rows = []
-    for place in sorted({trial.place for trial in trials}):
-        own = (
-            [t for t in at_best_rates(trials, names[0]) if t.place == place and t.mean(names[0]) is not None]
-            if names
-            else []
-        )
-        ranked = sorted(own, key=lambda t: -direction(names[0]) * (t.mean(names[0]) or 0))
-        found = [(other, compare(ranked[0], other, names[0])) for other in ranked[1:]]
-        paired = [(other, result) for other, result in found if result is not None]
-        adjusted = holm([result.t for _, result in paired])
-        for (other, result), p in zip(paired, adjusted, strict=True):
-            headers = (*place, ranked[0].label, other.label)
-            cells = (
-                Cell(result.difference, digits=5),
-                Cell(float(result.users), digits=0),
-                Cell(text=_p_value(result.t)),
-                Cell(text=_p_value(result.wilcoxon)),
-                Cell(text=_p_value(p), best=p < SIGNIFICANCE_LEVEL),
-            )
-            rows.append((headers, cells))
-    return ReportTable(
-        name="significance",
-        title=f"Is the best one better? {short(names[0]) if names else ''}, paired over users",
-        headers=("data", "backbone", "best", "other"),
-        columns=(("difference",), ("users",), ("p, t-test",), ("p, Wilcoxon",), ("p, t-test, Holm",)),
-        rows=tuple(rows),
-        note=f"The differences of a user are averaged over seeds before the test. Bold: p below {SIGNIFICANCE_LEVEL}"
-        " after Holm's correction for testing several methods.",
-    )
-
-
-def _p_value(p: float) -> str:
-    return "< 1e-6" if p < 1e-6 else f"{p:.2g}"
 
 
 def approximations(trials: Sequence[Trial]) -> ReportTable:
@@ -295,36 +264,39 @@ def _split(trial: Trial) -> str:
 
 def not_done(study: Study) -> ReportTable:
     """Table of the runs that failed, diverged or were stopped, with the reason."""
-    rows = [((*_run_names(run), run.name), (_reason(run),)) for run in study.failed]
-    return ReportTable(
-        name="not_done",
-        title="Runs without a result",
-        headers=("data", "backbone", "loss", "rate", "seed", "status", "run"),
-        columns=(("reason",),),
-        rows=tuple(rows),
-    )
+    names = _run_names(study)
+    rows = [(names[run.identity], (_reason(run),)) for run in study.failed]
+    return ReportTable("not_done", "Runs without a result", RUN_HEADERS, (("reason",),), tuple(rows))
 
 
 def _reason(run: Run) -> Cell:
     return Cell(text=run.record.reason or "no reason was recorded")
 
 
-def _run_names(run: Run) -> tuple[str, ...]:
-    """The leading cells of a run's row: data, backbone, loss, rate, seed and status."""
-    s = run.settings
-    data = str(s.get("name") or s["data"])
-    return data, s["backbone"], s["loss"], rate(s.get("lr")), str(s["seed"]), run.record.status
+RUN_HEADERS = ("data", "backbone", "loss", "rate", "seed", "status", "run")
+
+
+def _run_names(study: Study) -> dict[str, tuple[str, ...]]:
+    """{run: the leading cells of its row}: data, backbone, loss with what tells it apart, rate, seed and status."""
+    labels = run_labels([run.settings for run in study.runs])
+    found: dict[str, tuple[str, ...]] = {}
+    for run, label in zip(study.runs, labels, strict=True):
+        s = run.settings
+        lr = s.get("lr") if s.get("solver", "gradient") == "gradient" else None
+        cells = (str(s.get("name") or s["data"]), s["backbone"], label, rate(lr), str(s["seed"]))
+        found[run.identity] = (*cells, run.record.status, run.name)
+    return found
 
 
 def all_runs(study: Study) -> ReportTable:
     """Table of every run with every test metric."""
-    names = sorted({name for run in study.runs for name in run.record.test}, key=natural_sort_key)
+    metric_names = sorted({name for run in study.runs for name in run.record.test}, key=natural_sort_key)
+    names = _run_names(study)
     rows = [
-        ((*_run_names(run), run.name), tuple(Cell(run.record.test.get(name), text="-") for name in names))
+        (names[run.identity], tuple(Cell(run.record.test.get(name), text="-") for name in metric_names))
         for run in study.runs
     ]
-    headers = ("data", "backbone", "loss", "rate", "seed", "status", "run")
-    return ReportTable("runs", "All runs", headers, tuple((short(name),) for name in names), tuple(rows))
+    return ReportTable("runs", "All runs", RUN_HEADERS, tuple((short(name),) for name in metric_names), tuple(rows))
 
 
 def cards(trials: Sequence[Trial]) -> list[ReportTable]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import PurePath
 from statistics import fmean, stdev
-from typing import Any
 
 import numpy as np
 
@@ -17,19 +15,23 @@ from manymax.study.backbones import BACKBONES
 from manymax.study.metrics import METRICS
 from manymax.study.record_files import Array
 from manymax.study.records import Record
+from manymax.study.report.labels import (
+    DATA_SETTINGS,
+    Settings,
+    data_name,
+    data_place,
+    loss_label,
+    telling,
+    variant,
+    varied_settings,
+)
 from manymax.study.report.runs import Run
 
 TABLE_METRICS = ("ndcg", "precision", "recall", "regret")  # those that tables show, in this order
 TABLE_CUTOFF = 20  # the cutoff of the metrics in tables, where a study has it
 
-# They change what is learned from.
-DATA_SETTINGS = ("columns", "size", "preset", "min_rating", "k_core", "split", "drop_missing")
-STOPPING_SETTINGS = ("epochs", "patience", "eval_every")  # they change when a run ends, not what a step does
+MOST_LABELS = 16  # lines of a data set and backbone; with more, a figure cannot be read
 BATCHES_OF_OLD_RECORDS = "pairs"  # how batches were made before `batches` was an option
-
-VARIANT_SETTINGS = ("solver", "sampler", "exclude", "decoupled")  # they make another loss of a loss; see `variant`
-
-Settings = Mapping[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +108,7 @@ def trials(finished: Sequence[Run]) -> list[Trial]:
     siblings: dict[tuple[str, str], list[Settings]] = defaultdict(list)
     for group in groups.values():
         siblings[_loss_and_backbone(group)].append(group[0].settings)
-    varied = {key: _varied_settings(settings) for key, settings in siblings.items()}
+    varied = {key: varied_settings(settings) for key, settings in siblings.items()}
     made = [_trial(group, names, varied[_loss_and_backbone(group)]) for group in groups.values()]
     return sorted(
         made, key=lambda t: (t.data, t.backbone, loss_position(t.loss), natural_sort_key(t.label), -(t.lr or 0))
@@ -133,70 +135,11 @@ def _trial(group: list[Run], names: Mapping[tuple[str, str], str], siblings: Seq
         data=names[data_place(settings)],
         backbone=settings["backbone"],
         loss=settings["loss"],
-        label=loss_label(settings["loss"], _telling(varied, siblings)),
+        label=loss_label(settings["loss"], telling(varied, siblings)),
         lr=settings["lr"] if by_gradient else None,
         runs=tuple(sorted(group, key=lambda run: run.settings["seed"])),
         varied=varied,
     )
-
-
-# Labels ------------------------------------------------------------------------------------------
-
-
-def loss_label(loss: str, details: Settings) -> str:
-    """A loss with some of its settings; those that are None are left out.
-
-    >>> loss_label("nce", {"num_negatives": 5, "pool": None})
-    'nce (num_negatives=5)'
-    """
-    known = [f"{key}={value}" for key, value in details.items() if value is not None]
-    return f"{loss} ({', '.join(known)})" if known else loss
-
-
-def _varied_settings(siblings: Sequence[Settings]) -> list[dict[str, Any]]:
-    """The settings that vary among the trials of one loss and backbone on the same data, with the values of each trial.
-
-    What tables show elsewhere (data, backbone, loss, learning rate, seed) is left out. So is a setting that follows
-    from those before it, as the batches do from the solver. Hence the order: de-biasing goes before the correction
-    that it asks for, and the learning rate before the settings that end a run.
-    """
-    shown_elsewhere = {"data", "name", "backbone", "loss", "lr", "seed", *DATA_SETTINGS, *STOPPING_SETTINGS}
-    varying = []
-    known: list[tuple[str, ...]] = [data_place(settings) for settings in siblings]
-    others = (key for settings in siblings for key in settings if key not in shown_elsewhere)
-    for key in dict.fromkeys(("debias", *others, "lr", *STOPPING_SETTINGS)):
-        with_key = [(*parts, repr(settings.get(key))) for parts, settings in zip(known, siblings, strict=True)]
-        if len(set(with_key)) > len(set(known)):
-            varying.append(key)
-            known = with_key
-    return [{key: settings.get(key) for key in varying if key != "lr"} for settings in siblings]
-
-
-def _telling(varied: Settings, siblings: Sequence[Settings]) -> dict[str, Any]:
-    """As many of the varied settings, in their order, as tell these values from those of the siblings."""
-    details = {}
-    for key, value in varied.items():
-        alike = [other for other in siblings if other[key] == value]
-        if len(alike) < len(siblings):
-            details[key] = value
-        siblings = alike
-    return details
-
-
-def variant(settings: Settings) -> str:
-    """What is minimised: the loss, with what makes another loss of it rather than being tuned.
-
-    That is a solver, another proposal of negatives, and what the sums of a row leave out.
-
-    >>> variant({"loss": "nce", "solver": "gradient", "sampler": "dns"})
-    'nce (dns)'
-    """
-    solver, sampler = settings.get("solver", "gradient"), settings.get("sampler", "uniform")
-    details = [] if solver == "gradient" else [solver]
-    details += [] if sampler == "uniform" else [sampler]
-    details += [f"exclude {settings['exclude']}"] if settings.get("exclude", "none") != "none" else []
-    details += ["decoupled"] if settings.get("decoupled") else []
-    return f"{settings['loss']} ({', '.join(details)})" if details else str(settings["loss"])
 
 
 def loss_position(loss: str) -> int:
@@ -222,15 +165,6 @@ def _is_number(text: str) -> bool:
 # Names of data sets --------------------------------------------------------------------------------
 
 
-def data_name(settings: Settings) -> str:
-    """What a data set is called: the name it was given, or the stem of its file.
-
-    >>> data_name({"data": "ml-1m.parquet"}), data_name({"data": "a.csv", "name": "books"})
-    ('ml-1m', 'books')
-    """
-    return str(settings.get("name") or PurePath(settings["data"]).stem)
-
-
 def _data_names(runs: Iterable[Run]) -> dict[tuple[str, str], str]:
     """A name for the data of each backbone: that of the set, or its path if two sets share it, and varied filters."""
     sets = {data_place(run.settings): run.settings for run in runs}
@@ -246,11 +180,6 @@ def _data_names(runs: Iterable[Run]) -> dict[tuple[str, str], str]:
         unique = name if len(sources) == 1 else str(settings["data"])
         names[key] = unique + (f" ({', '.join(details)})" if details else "")
     return names
-
-
-def data_place(settings: Settings) -> tuple[str, str]:
-    """The data with its filters, and the backbone."""
-    return repr([settings["data"], *(settings.get(key) for key in DATA_SETTINGS)]), str(settings["backbone"])
 
 
 # Metrics, and the trial that is best by one --------------------------------------------------------
@@ -290,13 +219,29 @@ def best_value(values: Iterable[float | None], metric: str) -> float | None:
 
 
 def at_best_rates(made: Iterable[Trial], metric: str) -> list[Trial]:
-    """For each data set, backbone and label the trial at the learning rate that is best on the validation part."""
+    """For each data set, backbone and label the trial at the learning rate that is best on the validation part.
+
+    As in `chosen`, trials with more seeds go before those with fewer.
+    """
     best: dict[tuple[str, str, str], Trial] = {}
     for trial in made:
         key = (*trial.place, trial.label)
-        if key not in best or validation_merit(trial, metric) > validation_merit(best[key], metric):
+        if key not in best or _standing(trial, metric) > _standing(best[key], metric):
             best[key] = trial
     return list(best.values())
+
+
+def shown(made: Iterable[Trial], metric: str) -> list[Trial]:
+    """The trials that figures and tables have a line for: one per label, as `at_best_rates` has them.
+
+    On data where those are more than `MOST_LABELS`, as in a search, only the best of each loss (`chosen`).
+    """
+    made = list(made)
+    found, counts = at_best_rates(made, metric), Counter(trial.place for trial in at_best_rates(made, metric))
+    few = chosen(made, metric)
+    return [trial for trial in found if counts[trial.place] <= MOST_LABELS] + [
+        trial for trial in few if counts[trial.place] > MOST_LABELS
+    ]
 
 
 def chosen(made: Iterable[Trial], metric: str) -> list[Trial]:
