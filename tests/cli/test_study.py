@@ -96,13 +96,20 @@ def test_from_a_file_to_a_page(file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     result = study(file, "--out", out)
     assert result.exit_code == 0, result.output
-    assert result.stdout.splitlines() == ["2 runs: 2 done", f"report: {out / 'report' / 'report.html'}"]
-    lines = result.stderr.splitlines()
-    assert lines[-1].startswith("[2/2] planted mf ")
+    first, second, *_, last = result.stdout.splitlines()
+    assert first == "planted, mf"
+    assert second.startswith("  loss to use  ")
+    assert last == f"report: {out / 'report' / 'report.html'}"
+    *_, ended, counts = result.stderr.splitlines()
+    assert ended.startswith("[2/2] planted mf ")
+    assert counts == "2 runs: 2 done"
     page = (out / "report" / "report.html").read_text(encoding="utf-8")
     assert "<h1>A small study</h1>" in page
-    assert "<h2>Findings</h2>" in page
-    again = json.loads(study(file, "--out", out, "--no-report", "--json").stdout)
+    resumed = study(file, "--out", out, "--no-report", "--json")
+    assert "[2/2]" not in resumed.stderr, "runs that were there before are not printed as new"
+    assert "2 runs: 2 done (2 of them before)" in study(file, "--out", out, "--no-report").stderr
+    again = json.loads(resumed.stdout)
+    assert again["answers"][0]["loss"] in ("softmax", "nce")
     assert [run["status"] for run in again["runs"]] == ["done", "done"]
     assert again["report"] is None
     failed = study(file, "--out", tmp_path / "other", "--set", f"data={tmp_path / 'no.csv'}", "--set", "size=")

@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from manymax.errors import ManymaxError
 from manymax.paper.page_sections import PAPER_SECTIONS, PUBLISHED_NUMBERS, findings, numbers
 from manymax.study.report.formats import Cell, ReportTable
 from manymax.study.report.page import PAGE_FILE, build, report
 from manymax.study.report.runs import read_study
-from manymax.study.report.sections import Extra, Section
 from manymax.study.report.tables import results
 from manymax.study.report.trials import Trial, trials
 from tests.study.report.generated import write_run
@@ -26,13 +24,17 @@ def row(table: ReportTable, *headers: str) -> tuple[Cell, ...]:
     return cells
 
 
-def test_the_sections_of_the_paper_have_their_places(tmp_path: Path) -> None:
-    write_run(tmp_path)
+@pytest.mark.parametrize("settings", [{"data": "ml-1m"}, {"data": "b.csv", "preset": "paper-text"}])
+def test_the_sections_of_the_paper_come_last(tmp_path: Path, settings: dict[str, str]) -> None:
+    write_run(tmp_path, **settings)
     study = read_study(tmp_path)
     with_paper = [section.id for section in build(study, PAPER_SECTIONS, PUBLISHED_NUMBERS)]
-    assert with_paper[:2] == ["findings", "results"]
-    assert with_paper[with_paper.index("data") - 1] == "paper"
-    assert [each for each in with_paper if each not in ("findings", "paper")] == [s.id for s in build(study)]
+    assert with_paper == [*(section.id for section in build(study)), "paper", "findings"]
+
+
+def test_a_study_of_other_data_has_no_findings(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    assert not {"paper", "findings"} & {section.id for section in build(read_study(tmp_path), PAPER_SECTIONS)}
 
 
 def test_without_them_the_page_does_not_speak_of_the_paper(tmp_path: Path) -> None:
@@ -40,7 +42,7 @@ def test_without_them_the_page_does_not_speak_of_the_paper(tmp_path: Path) -> No
     pages = {}
     for name, more in (("with", {"extra": PAPER_SECTIONS, "published": PUBLISHED_NUMBERS}), ("without", {})):
         page = report(tmp_path / "study", tmp_path / name, images=False, **more)
-        body = page.read_text(encoding="utf-8").partition("<header>")[2].partition("<script>")[0]
+        body = page.read_text(encoding="utf-8").partition("<header")[2].partition("<script>")[0]
         pages[name] = body.lower()
     assert "the paper" in pages["with"]
     assert "0.2661" in pages["with"]
@@ -48,12 +50,6 @@ def test_without_them_the_page_does_not_speak_of_the_paper(tmp_path: Path) -> No
     assert "0.2661" not in pages["without"]
     assert not (tmp_path / "without" / "tables" / "paper.csv").exists()
     assert (tmp_path / "without" / PAGE_FILE).is_file()
-
-
-def test_a_section_needs_a_place(tmp_path: Path) -> None:
-    write_run(tmp_path)
-    with pytest.raises(ManymaxError, match=r"`before`.*'nowhere'"):
-        build(read_study(tmp_path), [Extra("nowhere", lambda _: Section("mine", "Mine"))])
 
 
 def test_every_finding_is_a_card_with_its_cases(tmp_path: Path) -> None:
@@ -87,7 +83,8 @@ def test_the_papers_numbers_stand_beside_ours(tmp_path: Path) -> None:
         ("gowalla", "mf", "nce"): 0.0599,
         ("ml-1m", "mf", "rg (solver=als)"): 0.2785,
     }
-    assert row(results(made(tmp_path), "mf", PUBLISHED_NUMBERS), "softmax", "N@20")[-1].value is not None
+    beside = row(results(made(tmp_path), "mf", PUBLISHED_NUMBERS), "softmax", "N@20")
+    assert {cell.paper for cell in beside} == {0.2661, None}
     softmax = next(t for t in made(tmp_path) if t.data == "ml-1m" and t.loss == "softmax")
     ours, paper, difference, _ = next(cells for names, cells in numbers([softmax]).rows if "N@20" in names)
     assert difference.value == pytest.approx(100 * (ours.value / paper.value - 1))

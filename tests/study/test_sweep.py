@@ -16,7 +16,7 @@ import pytest
 from safetensors.torch import load_file
 
 from manymax.errors import ArgumentError, ManymaxError
-from manymax.members import FAMILY, REFERENCE_LOSSES
+from manymax.members import FAMILY
 from manymax.study.records import MODEL, PROBE, RECORD, Record, read_record
 from manymax.study.run import run
 from manymax.study.study_file import StudyConfig, expand, read_study_file, searches
@@ -109,11 +109,13 @@ class TestFile:
         assert content.title
         assert len(expand(content)) + sum(search.runs for search in searches(content)) > 10
 
-    def test_the_quick_study_has_losses_of_every_kind(self) -> None:
-        losses = {config.loss.name for config in expand(read_study_file(None))}
-        rows = {**FAMILY, **REFERENCE_LOSSES}
-        assert {rows[name].kind for name in losses} == {member.kind for member in rows.values()}
-        assert losses > set(REFERENCE_LOSSES)
+    def test_the_quick_study_shows_exact_sparse_and_sampled_losses(self) -> None:
+        content = read_study_file(None)
+        losses = [FAMILY[search.settings["loss"]] for search in searches(content)]
+        assert {member.kind for member in losses} == {"exact", "sampled", "tree"}
+        assert any(member.sparse for member in losses)
+        assert "demonstration" in content.note
+        assert content.note.endswith("manymax choose FILE.")
 
 
 @pytest.mark.slow

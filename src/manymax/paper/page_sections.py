@@ -6,7 +6,7 @@ study` hand it `PAPER_SECTIONS` and `PUBLISHED_NUMBERS`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from markupsafe import Markup
 
@@ -27,10 +27,13 @@ def about_the_paper(made: Sequence[Trial]) -> bool:
     return any(trial.settings.get("preset") for trial in made) or bool(numbers(made).rows)
 
 
-def findings(made: Sequence[Trial]) -> Section | None:
+def only_there(build: Callable[[Sequence[Trial]], Section]) -> Extra:
+    """A section that a page has only where its study is about the paper."""
+    return lambda made: build(made) if about_the_paper(made) else None
+
+
+def findings(made: Sequence[Trial]) -> Section:
     """The section on the findings: a card each, with the verdict of the trials and that of the paper's own tables."""
-    if not about_the_paper(made):
-        return None
     text = (
         "The paper's findings, each decided by a fixed rule from the runs of this study, and from the paper's tables."
     )
@@ -52,10 +55,8 @@ def _case_lines(cases: Iterable[FindingCase]) -> tuple[tuple[bool | None, str], 
     return tuple((case.supports, f"{case.name}: {case.why}") for case in cases)
 
 
-def against_the_paper(made: Sequence[Trial]) -> Section | None:
+def against_the_paper(made: Sequence[Trial]) -> Section:
     """The section on the numbers: ours beside those that the paper prints."""
-    if not about_the_paper(made):
-        return None
     table = numbers(made)
     gap = "No run has the data, backbone, loss and settings of a printed number (ml-1m, gowalla, electronics)."
     missing = () if table.rows else (gap,)
@@ -89,5 +90,5 @@ def _printed_value(trial: Trial, metric: str) -> float | None:
     return None if number is None else number.value
 
 
-PAPER_SECTIONS: tuple[Extra, ...] = (against_the_paper, findings)
+PAPER_SECTIONS = (only_there(against_the_paper), only_there(findings))
 PUBLISHED_NUMBERS = Published(_printed_value, "Small or in brackets: what the paper prints.")

@@ -90,7 +90,16 @@ def test_every_section_of_a_full_study_has_content(full: Path) -> None:
     for section in build(study, PAPER_SECTIONS, PUBLISHED_NUMBERS):
         assert section.cards or section.figures or section.tables, section.title
     said = words(full)
-    for title in ("Findings", "Results", "Significance", "Curves", "Negatives", "Bayes ranking", "Gradients", "Cost"):
+    for title in (
+        "The paper's findings",
+        "Results",
+        "Significance",
+        "Curves",
+        "Negatives",
+        "Bayes ranking",
+        "Gradients",
+        "Cost",
+    ):
         assert title in said
     for name in ("Bias and variance", "Data card: ml-1m", "the loss is nan", "0.2661", *QUALITY):
         assert name in said
@@ -175,9 +184,10 @@ def test_the_same_records_give_the_same_files(tmp_path: Path) -> None:
 def test_one_run(tmp_path: Path) -> None:
     write_run(tmp_path)
     said = words(report(tmp_path, images=False, extra=PAPER_SECTIONS))
-    assert "1 finished run 1 loss 1 backbone 1 data set 1 seed" in said
-    assert "A test needs two methods" in said
-    assert "not enough runs" in said
+    assert "1 finished run · 1 loss · 1 backbone · 1 data set · 1 seed" in said
+    assert "A test needs two losses" in said
+    assert "no other loss was run" in said
+    assert "findings" not in said
 
 
 def test_failed_runs_only(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import torch
 
 from manymax.study.files import read_sealed, write_sealed
 from manymax.study.records import RECORD, write_users
-from manymax.study.report import pace, tables
+from manymax.study.report import pace, standings, tables
+from manymax.study.report.answer import answers
 from manymax.study.report.formats import Cell, ReportTable
 from manymax.study.report.runs import read_study
 from manymax.study.report.trials import Trial, at_best_rates, trials
@@ -30,12 +31,8 @@ def test_the_layout_of_results(tmp_path: Path) -> None:
     grid(tmp_path, losses=("softmax", "sparsemax"), data=("ml-1m", "gowalla"), lr=(1e-3, 1e-4), seed=(0, 1))
     write_run(tmp_path, loss="rg", solver="als", data="ml-1m", quality=0.9)
     table = tables.results(trials_in(tmp_path), "mf")
-    assert table.columns == (
-        ("gowalla", "lr=0.001"),
-        ("gowalla", "lr=0.0001"),
-        ("ml-1m", "lr=0.001"),
-        ("ml-1m", "lr=0.0001"),
-    )
+    rates = ("lr=0.001", "lr=0.0001", "no lr")
+    assert table.columns == tuple((data, rate) for data in ("gowalla", "ml-1m") for rate in rates)
     assert [names for names, _ in table.rows][:4] == [
         ("softmax", "N@20"),
         ("softmax", "P@20"),
@@ -43,28 +40,38 @@ def test_the_layout_of_results(tmp_path: Path) -> None:
         ("sparsemax", "N@20"),
     ]
     softmax, sparsemax, rg = (row(table, loss, "N@20") for loss in ("softmax", "sparsemax", "rg"))
-    assert [cell.best for cell in softmax] == [True, False, True, False]  # a larger rate is better for softmax
-    assert [cell.best for cell in sparsemax] == [False, True, False, True]
-    assert [cell.overall for cell in softmax] == [True, False, False, False]
-    assert [cell.span for cell in rg] == [1, 1, 2]
-    assert rg[2].overall
-    assert rg[0].value is None
+    assert [cell.best for cell in softmax] == [True, False, False] * 2  # a larger rate is better for softmax
+    assert [cell.best for cell in sparsemax] == [False, True, False] * 2
+    assert [cell.overall for cell in softmax] == [True, *[False] * 5]
+    assert [cell.value is not None for cell in rg] == [*[False] * 5, True]  # in no column of a learning rate
+    assert rg[-1].overall
     assert softmax[0].spread is not None
     assert "2 seeds" in table.note
 
 
 def test_popularity_is_a_row_without_marks(tmp_path: Path) -> None:
     grid(tmp_path, losses=("softmax",), lr=(1e-3, 1e-4))
-    (cell,) = row(tables.results(trials_in(tmp_path), "mf"), "popularity", "N@20")
-    assert (cell.value, cell.span, cell.best, cell.overall) == (0.1, 2, False, False)
+    *at_rates, cell = row(tables.results(trials_in(tmp_path), "mf"), "popularity", "N@20")
+    assert [other.value for other in at_rates] == [None, None]
+    assert (cell.value, cell.best, cell.overall) == (0.1, False, False)
 
 
-def test_less_regret_is_better(tmp_path: Path) -> None:
-    write_run(tmp_path, loss="softmax", regret=0.2)
-    write_run(tmp_path, loss="nce", regret=0.1)
-    table = tables.results(trials_in(tmp_path), "mf")
-    assert row(table, "nce", "regret@20")[0].overall
-    assert not row(table, "softmax", "regret@20")[0].overall
+def test_marks_are_of_the_validation_part_everywhere(tmp_path: Path) -> None:
+    """The test part prefers another learning rate, and another loss."""
+    write_run(tmp_path, loss="softmax", lr=0.1, quality=0.30, valid=0.25)
+    write_run(tmp_path, loss="softmax", lr=0.2, quality=0.28, valid=0.29)
+    write_run(tmp_path, loss="nce", lr=0.1, quality=0.33, valid=0.2)
+    (answer,) = answers(read_study(tmp_path))
+    assert (answer.winner.loss, answer.winner.trial.lr) == ("softmax", 0.2)
+    by_rate = tables.results(trials_in(tmp_path), "mf")
+    assert [(cell.best, cell.overall) for cell in row(by_rate, "softmax", "N@20")][:2] == [(True, True), (False, False)]
+    assert not any(cell.overall for cell in row(by_rate, "nce", "N@20"))
+    first, second, last = standings.standing(answer, trials_in(tmp_path), "standing").rows
+    assert [each[0] for each in (first, second, last)] == [("softmax",), ("nce",), ("popularity",)]
+    assert [str(cell) for cell in first[1][:3]] == ["to use", "lr=0.2", "0.2900"]
+    assert first[1][3].overall
+    assert not second[1][3].overall
+    assert {names[2] for names, _ in standings.significance([answer]).rows} == {"softmax"}
 
 
 def test_sweeps(tmp_path: Path) -> None:
@@ -95,7 +102,7 @@ def test_significance_is_of_the_best_against_the_others(tmp_path: Path) -> None:
     write_run(tmp_path, loss="softmax", quality=0.3)
     write_run(tmp_path, loss="nce", quality=0.2)
     write_run(tmp_path, loss="entmax", quality=0.3001)
-    table = tables.significance(trials_in(tmp_path))
+    table = standings.significance(answers(read_study(tmp_path)))
     assert {names[2] for names, _ in table.rows} == {"entmax"} or {names[2] for names, _ in table.rows} == {"softmax"}
     by_other = {names[3]: cells for names, cells in table.rows}
     assert by_other["nce"][4].best
@@ -115,7 +122,7 @@ def test_where_less_is_better_the_best_has_the_least(tmp_path: Path) -> None:
         write_users(folder, users, {"regret@20": regret + shift * shift.roll(int(100 * regret))})
     best, other = at_best_rates(trials_in(tmp_path), "regret@20")
     assert (best.loss, best.lr, other.loss) == ("softmax", 1e-3, "nce")
-    ((names, cells),) = tables.significance(trials_in(tmp_path)).rows
+    ((names, cells),) = standings.significance(answers(read_study(tmp_path))).rows
     assert names[2:] == ("softmax", "nce")
     assert cells[0].value == pytest.approx(-0.1, abs=1e-3)
     values = np.array([0.5, 0.25, 0.3, 0.205, 0.2, 0.6])
@@ -129,7 +136,7 @@ def test_where_less_is_better_the_best_has_the_least(tmp_path: Path) -> None:
 def test_cost(tmp_path: Path) -> None:
     write_run(tmp_path, epochs=10, seconds_per_epoch=3.0, speed=2.0)
     (cells,) = [cells for _, cells in pace.cost(trials_in(tmp_path)).rows]
-    epochs, best_epoch, training, evaluation, arrives, total, memory = (cell.value for cell in cells)
+    epochs, best_epoch, training, evaluation, arrives, total, of_training, memory = (cell.value for cell in cells)
     assert (epochs, best_epoch) == (10, 9)
     assert training == pytest.approx(3.0)
     assert evaluation == pytest.approx(0.3)
@@ -137,6 +144,7 @@ def test_cost(tmp_path: Path) -> None:
     assert arrives == pytest.approx(6 * 3.0)
     assert total == pytest.approx(30 + 3 + 0.3)
     assert memory is not None
+    assert of_training is None
 
 
 def test_arrival_never(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def loss_label(loss: str, details: Settings) -> str:
     >>> loss_label("nce", {"num_negatives": 5, "pool": None})
     'nce (num_negatives=5)'
     """
-    known = [f"{key}={setting_text(value)}" for key, value in details.items() if value is not None]
+    known = [f"{key}={value}" for key, value in details.items() if value is not None]
     return f"{loss} ({', '.join(known)})" if known else loss
 
 

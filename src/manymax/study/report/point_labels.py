@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 WIDTH, HEIGHT = 540, 300  # pixels of the axes that places are chosen for; the window decides the real size
-LETTER, LINE, GAP = 7, 16, 9  # pixels: the width of a letter, the height of a line, from a point to its name
+LETTER, LINE, AWAY = 7, 16, 9  # pixels: the width of a letter, the height of a line, from a point to its name
 ROOM_LEFT, ROOM_RIGHT = 0.12, 0.3  # of the length of the x axis, beyond the outermost points
 OUTSIDE = 3  # what a name that leaves the axes counts beside one that covers something
 
@@ -20,7 +20,7 @@ SIDES = {
 }
 
 
-class Point(Protocol):
+class LabelledPoint(Protocol):
     """A point with a name and the half length of its error bar; with several coordinates it is a line."""
 
     @property
@@ -49,14 +49,14 @@ class Box(NamedTuple):
         return not apart
 
 
-def room(lines: Sequence[Point]) -> tuple[float, float]:
+def room(lines: Sequence[LabelledPoint]) -> tuple[float, float]:
     """The ends of a logarithmic x axis with room for names at its sides."""
     logs = [math.log10(x) for line in lines for x in line.x]
     span = max(max(logs) - min(logs), 0.3)
     return 10 ** (min(logs) - ROOM_LEFT * span), 10 ** (max(logs) + ROOM_RIGHT * span)
 
 
-def sides(lines: Sequence[Point]) -> list[str | None]:
+def sides(lines: Sequence[LabelledPoint]) -> list[str | None]:
     """On which side of each single point its name stands, a key of `SIDES`; None for lines, which have none.
 
     One name after the other gets the side on which it covers least.
@@ -78,7 +78,7 @@ def sides(lines: Sequence[Point]) -> list[str | None]:
     return found
 
 
-def _half(line: Point) -> float:
+def _half(line: LabelledPoint) -> float:
     return line.spread[0] if line.spread else 0.0
 
 
@@ -87,7 +87,7 @@ def _pixel(x: float, y: float, low: float, high: float, bottom: float, top: floa
     return WIDTH * (math.log10(x) - low) / (high - low), HEIGHT * down
 
 
-def _bar(line: Point, low: float, high: float, bottom: float, top: float) -> Box:
+def _bar(line: LabelledPoint, low: float, high: float, bottom: float, top: float) -> Box:
     """What a point takes with its error bar."""
     half = _half(line)
     x, upper = _pixel(line.x[0], line.y[0] + half, low, high, bottom, top)
@@ -97,8 +97,8 @@ def _bar(line: Point, low: float, high: float, bottom: float, top: float) -> Box
 
 def _box(side: str, x: float, y: float, width: float) -> Box:
     """What a name takes on this side of its point."""
-    left = {"right": x + GAP, "left": x - GAP - width}.get(side, x - width / 2)
-    top = {"top": y - GAP - LINE, "bottom": y + GAP}.get(side, y - LINE / 2)
+    left = {"right": x + AWAY, "left": x - AWAY - width}.get(side, x - width / 2)
+    top = {"top": y - AWAY - LINE, "bottom": y + AWAY}.get(side, y - LINE / 2)
     return Box(left, top, left + width, top + LINE)
 
 

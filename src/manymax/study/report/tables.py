@@ -117,11 +117,14 @@ def _data_set_cells(
 
 
 def _rates(trials: Iterable[Trial]) -> dict[str, list[float | None]]:
-    """The learning rates on each data set, largest first, then None for what has none."""
+    """The learning rates on each data set, largest first, then None if something has none."""
     found: dict[str, set[float]] = defaultdict(set)
+    without = set()
     for trial in trials:
         found[trial.data] |= {trial.lr} if trial.lr is not None else set()
-    return {data: [*sorted(rates, reverse=True), None] for data, rates in found.items()}
+        if trial.lr is None or any(run.record.popularity for run in trial.runs):
+            without.add(trial.data)
+    return {data: [*sorted(rates, reverse=True), *([None] if data in without else [])] for data, rates in found.items()}
 
 
 def _labels(trials: Iterable[Trial]) -> list[str]:
