@@ -55,7 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "study.data.batches": {"engine", "study.data"},
     "study.metrics": {"metrics", "ops"},
     "study.computations": {"engine", "heads"},
-    "study.records": {"study.config", "study.data", "study.files"},
+    "study.records": {"study.config", "study.data", "study.files", "study.memory"},
     "study.backbones": {"study.data", "ops"},
     "study.parallel": {"distributed", "engine", "samplers", "study.data"},
     "study.train": {"engine", "heads", "samplers"}
@@ -64,7 +64,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "study.evaluate": {"engine", "heads", "study.backbones", "study.data", "study.metrics"},
     "study.record_files": {"study.config", "study.files", "study.records"},
     "study.report": {"members"}
-    | {f"study.{n}" for n in ("backbones", "files", "metrics", "run_options", "records", "record_files")},
+    | {f"study.{n}" for n in ("backbones", "files", "metrics", "run_options", "records", "record_files", "agenda")},
     "study": {*LIBRARY, "study"},
     "paper": {*LIBRARY, "study"},
     "cli": {"members", "engine", "heads", "samplers", "distributed", "theory", "advisor", "study", "paper", ""},

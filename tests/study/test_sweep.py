@@ -16,7 +16,6 @@ import pytest
 from safetensors.torch import load_file
 
 from manymax.errors import ArgumentError, ManymaxError
-from manymax.members import FAMILY
 from manymax.study.records import MODEL, PROBE, RECORD, Record, read_record
 from manymax.study.run import run
 from manymax.study.study_file import StudyConfig, expand, read_study_file, searches
@@ -111,7 +110,7 @@ class TestFile:
 
     def test_the_quick_study_shows_exact_sparse_and_sampled_losses(self) -> None:
         content = read_study_file(None)
-        losses = [FAMILY[search.settings["loss"]] for search in searches(content)]
+        losses = [config.member for config in expand(content)]
         assert {member.kind for member in losses} == {"exact", "sampled", "tree"}
         assert any(member.sparse for member in losses)
         assert "demonstration" in content.note

@@ -137,7 +137,8 @@ class Search:
     def config(self, values: Mapping[str, Any], seed: int = 0) -> RunConfig:
         """The run with these values of what is searched."""
         settings = {**self.settings, **values}
-        return RunConfig.trimmed(settings | {"seed": settings.get("seed", 0) + seed})
+        first = RunConfig(seed=settings.get("seed", 0)).seed  # which may be text, from a command line
+        return RunConfig.trimmed(settings | {"seed": first + seed})
 
     @property
     def metric(self) -> str:
