@@ -98,13 +98,14 @@ class TestBeforeAStudy:
         assert len(result.stdout.splitlines()) == 6
 
     def test_negatives_of_planted_data_are_compared_too(self) -> None:
-        result = study("size=60x60x10", "loss=ssm", options=("--dry-run",))
+        result = study("size=60x60x10", "loss=ssm", "num_negatives=20,100", options=("--dry-run",))
         assert "draws 100 negatives for each positive, but planted has 60 items" in result.stderr
         assert "draws 20 " not in result.stderr
 
     def test_a_wrong_size_and_too_few_pairs_in_the_last_batch(self, shop: Path) -> None:
         assert "unknown size 'tniy'" in str(study("size=tniy", options=("--dry-run",)).exception)
         settings = [f"data={shop}", *IN_STUDY, "loss=ssm", "sampler=in_batch", "batch_size=100", "num_negatives=99"]
+        settings.append("batches=pairs")
         assert "the last batch of an epoch has" in str(study(*settings, options=("--dry-run",)).exception)
 
 

@@ -17,11 +17,10 @@ from manymax.study.engines import Job
 from manymax.study.records import CHECKPOINT, Record
 from manymax.study.report.answer import seconds_text
 from manymax.study.report.labels import run_labels, setting_text
-from manymax.study.run_options import flat
+from manymax.study.run_options import flat, options
 from manymax.study.search import Searches
 from manymax.study.sweep import Outcome
 
-USUALLY_SEARCHED = ("lr", "temperature", "weight_decay")
 VIEW_SECONDS = 2.0  # between two updates of the lines about runs under way: each reads all their checkpoints
 FIRST_LINE_SECONDS, LINE_SECONDS = 5.0, 30.0  # when such lines are printed where no terminal can update them
 
@@ -31,10 +30,11 @@ class RunNames:
 
     Args:
         configs: the runs that are known from the beginning.
-        searched: names of settings whose values tell all other runs apart, those of searches.
+        searched: names of settings whose values tell all other runs apart, those of searches; if left out, those of
+            their settings that differ from the default.
     """
 
-    def __init__(self, configs: Iterable[RunConfig] = (), searched: Iterable[str] = USUALLY_SEARCHED) -> None:
+    def __init__(self, configs: Iterable[RunConfig] = (), searched: Iterable[str] = ()) -> None:
         known = [(config, config.flat()) for config in configs]
         labels = run_labels([settings for _, settings in known])
         rates: dict[str, set[float]] = {}
@@ -53,8 +53,21 @@ class RunNames:
         if (known := self.names.get(config.content_hash())) is not None:
             return known
         settings, unused = config.flat(), config.unused()
-        values = [f"{name}={setting_text(settings[name])}" for name in self.searched if name not in unused]
+        shown = self.searched or _unusual(config)
+        values = [f"{name}={setting_text(settings[name])}" for name in shown if name not in unused]
         return " ".join([_place(config), config.loss.name, *values, f"seed {config.seed}"])
+
+
+def _unusual(config: RunConfig) -> list[str]:
+    """The names of the settings of loss, scores and training that differ from their default."""
+    settings = config.flat()
+    return [
+        option.name
+        for option in options()
+        if option.group in ("loss", "scores", "sampler", "training")
+        and option.name not in (option.group, "epochs", "patience")
+        and settings.get(option.name, option.default) != option.default
+    ]
 
 
 def _place(config: RunConfig) -> str:

@@ -11,7 +11,7 @@ import pytest
 from manymax.study.agenda import StudyAgenda
 from manymax.study.report.answer import answers
 from manymax.study.report.figures import FRONTIER, trade_off
-from manymax.study.report.opening import common_settings, verdicts
+from manymax.study.report.opening import common_settings, headlines
 from manymax.study.report.page import report
 from manymax.study.report.point_labels import sides
 from manymax.study.report.runs import Study, read_study
@@ -47,7 +47,7 @@ def test_a_point_per_loss_with_its_interval_and_the_frontier(study: Study) -> No
 
 
 def test_the_verdict_is_that_of_the_answer(study: Study) -> None:
-    (answer,), (verdict,) = answers(study), verdicts(answers(study))
+    (answer,), (verdict,) = answers(study), headlines(answers(study))
     assert (verdict.loss, verdict.chart) == ("rankmax", "trade_off-0")
     assert verdict.gain == f"{answer.winner.gain.value:+.1f} %"  # type: ignore[union-attr]
     assert "95 % interval" in verdict.sentence

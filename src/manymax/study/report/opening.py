@@ -21,7 +21,7 @@ SHOWN_CAUTIONS = 3  # that are not folded away: the first are the gravest
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Headline:
     """An answer in the words of the page.
 
     title: data and backbone. loss: the loss to use.
@@ -42,14 +42,14 @@ class Verdict:
     chart: str | None
 
 
-def verdicts(answers: Sequence[Answer]) -> list[Verdict]:
+def headlines(answers: Sequence[Answer]) -> list[Headline]:
     """The answers of a study in the words of the page."""
     figure = trade_off(answers)
     charts = {panel.title: f"{figure.name}-{index}" for index, panel in enumerate(figure.panels)}
-    return [_verdict(answer, charts.get(f"{answer.data}, {answer.backbone}")) for answer in answers]
+    return [_headline(answer, charts.get(f"{answer.data}, {answer.backbone}")) for answer in answers]
 
 
-def _verdict(answer: Answer, chart: str | None) -> Verdict:
+def _headline(answer: Answer, chart: str | None) -> Headline:
     winner, gain = answer.winner, answer.winner.gain
     told = [each.text for each in answer.cautions]
     rows = {
@@ -59,7 +59,7 @@ def _verdict(answer: Answer, chart: str | None) -> Verdict:
         "Cost": answer.cost_text(),
         "Measured on": f"{answer.sample()}; loss and settings were chosen on the validation part",
     }
-    return Verdict(
+    return Headline(
         title=f"{answer.data} · {answer.backbone}",
         loss=winner.loss,
         gain="" if gain is None else f"{gain.value:+.1f} %",

@@ -19,7 +19,7 @@ from manymax.study.report import figures, pace, standings, tables
 from manymax.study.report.answer import Answer, answers, seconds_text
 from manymax.study.report.drawing import Figure, draw, interactive
 from manymax.study.report.formats import TABLE_WRITERS, ReportTable, number_text
-from manymax.study.report.opening import common_settings, verdicts
+from manymax.study.report.opening import common_settings, headlines
 from manymax.study.report.runs import Study, read_study
 from manymax.study.report.sections import Extra, Published, Section
 from manymax.study.report.trials import Trial, is_sampled, trials
@@ -273,7 +273,7 @@ def render(
         note=study.note,
         facts=_facts(study),
         statuses=_statuses(study) if study.failed or study.unfinished else "",
-        verdicts=verdicts(found),
+        headlines=headlines(found),
         opening=opening,
         settings=common_settings(study, made),
         sections=sections,
