@@ -119,6 +119,8 @@ def test_float_rows_are_refused_with_the_reason(member: Any) -> None:
 def test_smoothing_is_refused_with_the_reason(member: Any) -> None:
     with refused(ArgumentError, "`label_smoothing`", "0.1", re.escape(member.takes.why)):
         member.loss(normal(2, 3), torch.tensor([0, 1]), label_smoothing=0.1)
+    with refused(ArgumentError, "`label_smoothing`", member.name, re.escape(member.takes.why)):
+        member.module(label_smoothing=0.1)  # before the first batch
 
 
 @pytest.mark.parametrize("case", cases())

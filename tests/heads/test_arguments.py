@@ -204,6 +204,7 @@ WRONG_MODULES: list[tuple[type, dict[str, Any], str]] = [
     (manymax.LinearNCELoss, {"weight": torch.ones(5)}, "`weight` must have shape"),
     (manymax.LinearNCELoss, {"hit_policy": "drop"}, "`hit_policy` must be"),
     (manymax.LinearSampledSoftmaxLoss, {"correction": "foo"}, "`correction` must be"),
+    (manymax.LinearNCELoss, {"num_negatives": 0}, "`num_negatives` must be an integer >= 1; got 0"),
     (manymax.LinearSampledSoftmaxLoss, {"sampler": manymax.samplers.UniformSampler(5)}, "draws from 5 classes"),
 ]
 
@@ -212,3 +213,19 @@ WRONG_MODULES: list[tuple[type, dict[str, Any], str]] = [
 def test_a_module_refuses_settings_when_it_is_built(module: type, options: dict[str, Any], words: str) -> None:
     with pytest.raises((ArgumentError, UnknownNameError), match=words):
         module(2, 3, **options)
+
+
+def test_modules_without_classes_refuse_settings_when_they_are_built() -> None:
+    with pytest.raises(ArgumentError, match=r"`weight` must have one number for each class, \(C,\); got shape \(1, 3\)"):
+        manymax.SoftmaxLoss(torch.ones(1, 3))
+    with pytest.raises(ArgumentError, match="`temperature` must be positive and finite; got inf"):
+        manymax.InBatchLoss(float("inf"))
+    with pytest.raises(ArgumentError, match="`bias` must be finite; got -inf"):
+        manymax.SiglipLoss(bias=-float("inf"))
+
+
+def test_class_vectors_of_a_module_on_another_device_are_refused() -> None:
+    """Native code would read them at the address 0, and end the process."""
+    head = manymax.LinearSoftmaxLoss(2, 3, device="meta")
+    with pytest.raises(ArgumentError, match="`linear_weight` is on meta and `input` on cpu"):
+        head(torch.ones(1, 2), torch.tensor([0]))

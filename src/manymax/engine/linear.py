@@ -31,7 +31,7 @@ from manymax.engine.statistics import LossResult, missing_value
 from manymax.engine.target import Form, SoftTarget, Target, negative_weights, read_target
 from manymax.engine.triton_check import settle_back_end
 from manymax.errors import ArgumentError, ArgumentTypeError
-from manymax.ops.checks import refuse_transforms, working
+from manymax.ops.checks import check_devices, refuse_transforms, working
 from manymax.ops.processor import check_bf16
 from manymax.ops.reduction import check_losses, mean_divisor, reduce
 
@@ -141,6 +141,7 @@ def check_linear(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | Non
             kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
             raise ArgumentTypeError(f"`{name}` must be a float tensor; got {kind}.")
     refuse_distributed(**tensors)
+    check_devices(tensors)  # those of a module too, which no signature names: native code would read at address 0
     if linear_weight.ndim != 2 or linear_weight.shape[0] == 0:
         raise ArgumentError(f"`linear_weight` must be (classes, features); got shape {tuple(linear_weight.shape)}.")
     if input.ndim == 0 or input.shape[-1] != linear_weight.shape[1]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from manymax.engine.member import Takes
 from manymax.engine.target import check_options, check_weight
 from manymax.ops.arguments import checked
 
@@ -13,9 +14,12 @@ from manymax.ops.arguments import checked
 class ExactLoss(nn.Module):
     """Base class of modules of losses on all scores: keeps the keywords of the loss, under torch's names.
 
-    A subclass calls its function in `forward` with `**self.options()`. Arguments are those of `softmax_loss`.
+    A subclass calls its function in `forward` with `**self.options()`. Arguments are those of `softmax_loss`. What the
+    loss does not take is refused when the module is built: `loss_name` and `takes` are what the error says.
     """
 
+    loss_name: ClassVar[str] = ""
+    takes: ClassVar[Takes] = Takes()
     weight: Tensor | None
 
     @checked
@@ -31,6 +35,7 @@ class ExactLoss(nn.Module):
         super().__init__()
         # At construction, so that a typing error shows before the first batch.
         check_options(reduction, label_smoothing, multilabel)
+        self.takes.check(self.loss_name, None, label_smoothing)
         check_weight(weight, None)  # the number of classes is not known yet
         # A buffer, as in torch's losses: it moves with `.to(device)` and is in the state dict; None is neither.
         self.register_buffer("weight", weight)

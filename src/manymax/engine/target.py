@@ -190,7 +190,7 @@ def _read_soft(form: Form, target: SoftTarget, weight: Tensor | None, ignore_ind
 
 
 def check_weight(weight: Tensor | None, num_classes: int | None) -> Tensor | None:
-    """The class weights as they are; raises unless they are None or finite floats (num_classes,), or (...) for None."""
+    """The class weights as they are; raises unless they are None or finite floats (num_classes,), or (C,) for None."""
     if weight is None:
         return None
     if not isinstance(weight, Tensor) or not weight.is_floating_point():
@@ -199,6 +199,8 @@ def check_weight(weight: Tensor | None, num_classes: int | None) -> Tensor | Non
     check_dense("weight", weight)
     if num_classes is not None and weight.shape != (num_classes,):
         raise ArgumentError(f"`weight` must have shape ({num_classes},); got {tuple(weight.shape)}.")
+    if weight.ndim != 1 or not len(weight):
+        raise ArgumentError(f"`weight` must have one number for each class, (C,); got shape {tuple(weight.shape)}.")
     if visible(weight) and not weight.isfinite().all():  # every loss and gradient with one would be nan
         raise ArgumentError(
             f"`weight` must hold finite numbers; got {weight[~weight.isfinite()][0].item()}. A class of weight 0 does"

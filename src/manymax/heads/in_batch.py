@@ -6,6 +6,7 @@ is never made, and every exact member of the family is a contrastive loss.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -260,8 +261,8 @@ class _TwoTowerLoss(nn.Module):
 
     def __init__(self, temperature: float, learnable: bool) -> None:
         super().__init__()
-        if not temperature > 0:
-            raise ArgumentError(f"`temperature` must be positive; got {temperature!r}.")
+        if not 0 < temperature < math.inf:
+            raise ArgumentError(f"`temperature` must be positive and finite; got {temperature!r}.")
         # Its logarithm, so that it stays positive whatever an optimiser does.
         self.log_temperature = nn.Parameter(torch.tensor(float(temperature)).log()) if learnable else None
         self.fixed_temperature = temperature
@@ -322,6 +323,8 @@ class SiglipLoss(_TwoTowerLoss):
         self, temperature: float = 0.1, bias: float = -10.0, *, learnable: bool = True, **keywords: Any
     ) -> None:
         super().__init__(temperature, learnable)
+        if not math.isfinite(bias):
+            raise ArgumentError(f"`bias` must be finite; got {bias!r}.")
         self.bias = nn.Parameter(torch.tensor(float(bias))) if learnable else float(bias)
         self.keywords = keywords
 

@@ -22,6 +22,7 @@ from manymax.ops.arguments import checked
 from manymax.ops.checks import full_precision
 from manymax.ops.eager import outside_of_graphs
 from manymax.samplers.base import Sampler
+from manymax.samplers.checks import check_positive_integer
 from manymax.samplers.uniform import UniformSampler
 
 
@@ -228,6 +229,8 @@ class SampledHead(KernelHead):
         self.register_buffer("pair_averages", read_num_pairs(num_pairs, keeps, given.get("device")))
         self.sampler = UniformSampler(num_classes) if sampler is None else sampler
         check_sampler(self.sampler, num_classes)
+        if num_negatives is not None:  # which samplers do without a number is seen when they draw
+            check_positive_integer("num_negatives", num_negatives)
         if self.member.check is not None:
             self.member.check(num_negatives=num_negatives, **self.settings())
         self.num_negatives = num_negatives

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from manymax.errors import ArgumentError, ArgumentTypeError
-from manymax.ops.checks import ORDINARY_FLOATS, check_dense
+from manymax.ops.checks import ORDINARY_FLOATS, check_dense, check_devices
 from manymax.ops.forms import TensorForm, check_forms
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -115,7 +115,7 @@ class Arguments:
         ]
         keywords = {name: check(name, value) if (check := checks.get(name)) else value for name, value in named.items()}
         found = {**dict(zip(self._positional, values, strict=False)), **keywords}
-        _check_devices(found)
+        check_devices(found)
         if self._forms:
             check_forms(self._forms, found)
         return (*values, *more), keywords
@@ -269,17 +269,3 @@ READERS: dict[Any, Callable[[str, Any, Any], Any]] = {
     collections.abc.Sequence: _sequence,
     collections.abc.Iterable: _sequence,
 }
-
-
-def _check_devices(arguments: Mapping[str, Any]) -> None:
-    """Raise if tensors are on different devices; single numbers on the CPU go with any."""
-    first: tuple[str, Tensor] | None = None
-    for name, value in arguments.items():
-        if not isinstance(value, Tensor) or (value.ndim == 0 and value.device.type == "cpu"):
-            continue
-        if first is None:
-            first = name, value
-        elif value.device != first[1].device:
-            raise ArgumentError(
-                f"`{name}` is on {value.device} and `{first[0]}` on {first[1].device}: move one of them with `.to`."
-            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -127,6 +128,20 @@ def check_dense(name: str, value: Tensor) -> None:
         raise ArgumentTypeError(
             f"`{name}` has the dtype {value.dtype}, in which nothing can be computed: pass `{name}.float()`."
         )
+
+
+def check_devices(arguments: Mapping[str, Any]) -> None:
+    """Raise if tensors are on different devices; single numbers on the CPU go with any."""
+    first: tuple[str, Tensor] | None = None
+    for name, value in arguments.items():
+        if not isinstance(value, Tensor) or (value.ndim == 0 and value.device.type == "cpu"):
+            continue
+        if first is None:
+            first = name, value
+        elif value.device != first[1].device:
+            raise ArgumentError(
+                f"`{name}` is on {value.device} and `{first[0]}` on {first[1].device}: move one of them with `.to`."
+            )
 
 
 def check_scores(scores: Tensor, argument: str = "scores") -> None:

@@ -201,6 +201,8 @@ class LambdaLoss(ExactLoss):
         variant, k, sigma, weight, ignore_index, reduction, label_smoothing, multilabel: as in `lambda_loss`.
     """
 
+    loss_name, takes = "lambda_loss", TAKES
+
     @checked
     def __init__(
         self,

@@ -186,6 +186,8 @@ class PslLoss(ExactLoss):
         activation, tau, weight, ignore_index, reduction, label_smoothing, multilabel: as in `psl_loss`.
     """
 
+    loss_name, takes = "psl", TAKES
+
     @checked
     def __init__(
         self,

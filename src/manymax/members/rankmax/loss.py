@@ -186,6 +186,8 @@ def rankmax_loss(
 class RankmaxLoss(ExactLoss):
     """Module form of `rankmax_loss`."""
 
+    loss_name, takes = "rankmax", TAKES
+
     def forward(self, scores: Tensor, target: Tensor) -> Tensor:
         return rankmax_loss(scores, target, **self.options())
 

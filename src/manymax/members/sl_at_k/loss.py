@@ -146,6 +146,8 @@ class SlAtKLoss(ExactLoss):
             `bound` as an argument of the call.
     """
 
+    loss_name, takes = "sl_at_k", TAKES
+
     @checked
     def __init__(
         self,

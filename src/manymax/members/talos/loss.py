@@ -132,6 +132,8 @@ class TalosLoss(ExactLoss):
             argument of the call.
     """
 
+    loss_name, takes = "talos", TAKES
+
     @checked
     def __init__(
         self,
