@@ -64,7 +64,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "study.evaluate": {"engine", "heads", "study.backbones", "study.data", "study.metrics"},
     "study.record_files": {"study.config", "study.files", "study.records"},
     "study.report": {"members"}
-    | {f"study.{n}" for n in ("backbones", "files", "metrics", "run_options", "records", "record_files", "agenda")},
+    | {
+        f"study.{n}"
+        for n in ("backbones", "files", "metrics", "plain_text", "run_options", "records", "record_files", "agenda")
+    },
     "study": {*LIBRARY, "study"},
     "paper": {*LIBRARY, "study"},
     "cli": {"members", "engine", "heads", "samplers", "distributed", "theory", "advisor", "study", "paper", ""},
@@ -308,3 +311,12 @@ def test_importing_the_library_loads_neither_the_command_nor_the_study() -> None
 def test_a_forbidden_import_is_found(check, module: str, statement: str, complaint: str) -> None:
     trees = {"members.rankmax.loss": ast.parse(""), "heads.dense": ast.parse(""), module: ast.parse(statement)}
     assert check(trees) == [complaint]
+
+
+def test_commands_print_by_the_console_that_shows_control_characters() -> None:
+    """Names from data go to the terminal in many places; none of them has a way of its own."""
+    ways = {"typer.echo", "click.echo", "print", "Console", "sys.stdout.write", "sys.stderr.write"}
+    for path in sorted((SOURCE / "manymax" / "cli").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if path.name != "console.py" and isinstance(node, ast.Call) and ast.unparse(node.func) in ways:
+                assert "in_lines(" in ast.unparse(node), f"{path.name}, line {node.lineno}: {ast.unparse(node)}"

@@ -216,7 +216,9 @@ def test_a_module_refuses_settings_when_it_is_built(module: type, options: dict[
 
 
 def test_modules_without_classes_refuse_settings_when_they_are_built() -> None:
-    with pytest.raises(ArgumentError, match=r"`weight` must have one number for each class, \(C,\); got shape \(1, 3\)"):
+    with pytest.raises(
+        ArgumentError, match=r"`weight` must have one number for each class, \(C,\); got shape \(1, 3\)"
+    ):
         manymax.SoftmaxLoss(torch.ones(1, 3))
     with pytest.raises(ArgumentError, match="`temperature` must be positive and finite; got inf"):
         manymax.InBatchLoss(float("inf"))

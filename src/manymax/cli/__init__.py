@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 
 from manymax.errors import ManymaxError
+from manymax.study.plain_text import in_lines
 
 
 def main() -> None:
@@ -28,12 +29,12 @@ def main() -> None:
     try:
         build_app()()
     except ManymaxError as error:
-        sys.stderr.write(f"manymax: {error}\n")
+        sys.stderr.write(f"manymax: {in_lines(str(error))}\n")
         sys.exit(2)
     except (OSError, MemoryError, RuntimeError) as error:
         if (text := _resource_message(error)) is None:
             raise
-        sys.stderr.write(f"manymax: {text}\n")
+        sys.stderr.write(f"manymax: {in_lines(text)}\n")
         sys.exit(2)
 
 

@@ -9,6 +9,7 @@ import typer
 from manymax import __version__
 from manymax.cli.advise import advise
 from manymax.cli.choose import choose_command
+from manymax.cli.console import say
 from manymax.cli.data import data
 from manymax.cli.diagnose import diagnose
 from manymax.cli.docs import docs
@@ -27,7 +28,7 @@ from manymax.cli.train import train_command
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"manymax {__version__}")
+        say(f"manymax {__version__}")
         raise typer.Exit
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import math
 import shlex
-import sys
 import time
 from collections.abc import Callable, Iterable
 from functools import wraps
@@ -130,7 +129,7 @@ def choose(
             rounds = Rounds(plan, folder, chosen, clock, _reserve(request), _print_round, watch)
             rounds.run()
     except KeyboardInterrupt:
-        typer.echo(f"stopped and saved in {shlex.quote(str(folder))}; the same command goes on from there", err=True)
+        display.say(f"stopped and saved in {shlex.quote(str(folder))}; the same command goes on from there", err=True)
         raise typer.Exit(exit_codes.STOPPED) from None
     found = verdict(plan, folder, clock)
     page = None if no_report else write_report(folder, images=False)
@@ -184,7 +183,7 @@ def _new_plan(
 
 def _say(lines: Iterable[str], on_stderr: bool) -> None:
     for line in lines:
-        typer.echo(line, err=on_stderr)
+        display.say(line, err=on_stderr)
 
 
 def _print_round(ended: Round) -> None:
@@ -201,9 +200,10 @@ def _print_round(ended: Round) -> None:
     clock = ended.clock
     limit = "" if clock.budget == float("inf") else f" of {clock.budget / 60:g}"
     what = "trial" if ended.kind == TRIAL else "seed"
-    sys.stderr.write(
+    display.say(
         f"{what} {ended.number} of {ended.planned} of each loss, {clock.spent / 60:.1f}{limit} minutes; best on"
-        f" validation: {names}\n"
+        f" validation: {names}",
+        err=True,
     )
 
 
@@ -225,7 +225,7 @@ def _put(found: Verdict, folder: Path, page: Path | None, growth: str, clock: Cl
     console = display.open_console()
     display.put(console, display.pairs(rows))
     place = shlex.quote(str(folder))
-    typer.echo(f"next: manymax recommend {place} --user ID, or manymax export {place}")
+    display.say(f"next: manymax recommend {place} --user ID, or manymax export {place}")
 
 
 def _as_json(found: Verdict, folder: Path, page: Path | None, growth: str, clock: Clock) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Printing of tables and JSON: laid out for a terminal, one line per row where the output goes to a file or a pipe."""
+"""All printing of the commands: tables are laid out for a terminal, and one line per row in a file or a pipe.
+
+Whatever is printed goes through here, so that control characters in names from data are shown and do nothing.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,31 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
 from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
+
+from manymax.study.plain_text import in_lines, in_one_line
 
 UNWRAPPED_WIDTH = 10_000  # characters; wider than any table, so that rich wraps nothing
 
 
-def open_console() -> Console:
-    """A console for stdout. It prints text as it is, because rich's markup would eat the brackets of formulas."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
+class PlainConsole(Console):
+    """A console that prints strings as they are, with control characters as text."""
+
+    def render_str(self, text: str, **more: Any) -> Text:
+        """The text of a string; that of every cell of a table too."""
+        return super().render_str(in_lines(text), **more)
+
+
+def open_console(*, stderr: bool = False, soft_wrap: bool = False) -> Console:
+    """A console for stdout or stderr. It knows no markup of rich's, which would eat the brackets of formulas."""
+    if not stderr and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # where only ASCII is known, a Greek letter becomes a ?
-    return Console(markup=False, emoji=False, highlight=False)
+    return PlainConsole(stderr=stderr, markup=False, emoji=False, highlight=False, soft_wrap=soft_wrap)
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Print lines on stdout, or on stderr."""
+    typer.echo(in_lines(text), err=err)
 
 
 def natural_width(console: Console, renderable: RenderableType) -> int:
@@ -49,7 +68,7 @@ def table(headers: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
     """A table with one line of headers."""
     made = Table(*headers, box=SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
     for row in rows:
-        made.add_row(*row)
+        made.add_row(*map(in_one_line, row))
     return made
 
 
@@ -59,5 +78,5 @@ def pairs(rows: Iterable[tuple[str, str]]) -> Table:
     made.add_column(style="bold", no_wrap=True)
     made.add_column(overflow="fold")
     for row in rows:
-        made.add_row(*row)
+        made.add_row(*map(in_one_line, row))
     return made

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from manymax.cli import console as display
@@ -24,6 +23,7 @@ from manymax.study.data.prepare import save
 from manymax.study.data.sources import SOURCES, Source
 from manymax.study.data.sources.table import parse_columns
 from manymax.study.data.split import SPLITS
+from manymax.study.plain_text import in_one_line
 
 data = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -127,13 +127,13 @@ def _progress() -> Iterator[ProgressCallback]:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    console = Console(stderr=True, markup=False)
+    console = display.open_console(stderr=True)
     with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
         tasks: dict[str, Any] = {}
 
         def report(file: str, done: int, total: int | None) -> None:
             if file not in tasks:
-                tasks[file] = bars.add_task(file, total=total)
+                tasks[file] = bars.add_task(in_one_line(file), total=total)
             bars.update(tasks[file], completed=done, total=total)
 
         yield report
@@ -214,7 +214,7 @@ def prepare(
     )
     saved = save(prepared, out or _prepared_folder(prepared.interactions.name, None if path else name))
     _put_card(prepared.card, json)
-    typer.echo(f"saved {saved} and its card", err=json)
+    display.say(f"saved {saved} and its card", err=json)
 
 
 @data.command()

@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from manymax.cli.console import say
 from manymax.cli.member_text import calls, fact_cell, fact_title, fact_word, settings_text, stated_facts
 from manymax.cli.study_docs import STUDY_PAGE, with_settings
 from manymax.engine.member import Fact, Facts, Member
@@ -53,7 +54,7 @@ def docs(root: Annotated[Path, typer.Option(help="The top folder of a checkout."
     if runs := planted_runs(root):
         (root / PLANTED_PAGE).write_text(planted_page(runs), encoding="utf-8")
         written.append(str(PLANTED_PAGE))
-    typer.echo(f"wrote {', '.join(written)}")
+    say(f"wrote {', '.join(written)}")
 
 
 def head_types() -> str:

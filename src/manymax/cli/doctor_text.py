@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from manymax.heads.machine_report import MachineReport, machine_report
+from manymax.study.plain_text import in_lines
 
 
 def print_report(as_json: bool) -> int:
     """Look at this machine, print what was found, and return the exit code: 1 if something is wrong."""
     report = machine_report()
     text = json.dumps(asdict(report), indent=2, allow_nan=False) if as_json else "\n".join(_lines(report))
-    sys.stdout.write(f"{text}\n")
+    sys.stdout.write(f"{in_lines(text)}\n")
     return 1 if report.problems else 0
 
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import typer
 from torch import Tensor
 
+from manymax.cli.console import say
 from manymax.cli.recommend import load_served
 from manymax.errors import ManymaxError, check_choice
 from manymax.study.files import atomic_write
@@ -47,7 +48,7 @@ def export(
         sides = (("user", {"user": served.user_ids}, users), ("item", {"item": served.item_ids, **titles}, items))
         for side, names, vectors in sides:
             for path in _write(folder, side, names, vectors, format):
-                typer.echo(f"{path}  {len(vectors):,} x {vectors.shape[1]}")
+                say(f"{path}  {len(vectors):,} x {vectors.shape[1]}")
     except OSError as error:
         raise ManymaxError(f"{folder} cannot be written to: {error.strerror}. Choose another folder.") from None
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from manymax.cli.console import open_console, put, put_json, table
+from manymax.cli.console import open_console, put, put_json, say, table
 from manymax.study.records import read_record
 from manymax.study.report.answer import winner_folder
 from manymax.study.serve import Served
@@ -55,7 +55,7 @@ def load_served(folder: Path) -> Served:
     run = winner_folder(folder)
     served = Served.load(run)
     if run != folder:
-        typer.echo(f"{served.config.loss.name}, the winner of {folder}: {run}", err=True)
+        say(f"{served.config.loss.name}, the winner of {folder}: {run}", err=True)
     note_unchecked(run)
     return served
 
@@ -63,7 +63,7 @@ def load_served(folder: Path) -> Served:
 def note_unchecked(run: Path) -> None:
     """Say on stderr that the files of a run could not be checked, where its record has no checksums of them."""
     if not read_record(run).files:
-        typer.echo(f"{run}: its record has no checksums (version 0.1.0), and its files were read unchecked", err=True)
+        say(f"{run}: its record has no checksums (version 0.1.0), and its files were read unchecked", err=True)
 
 
 def _with_ids(served: Served, scores: list[float], items: list[int]) -> list[dict[str, Any]]:

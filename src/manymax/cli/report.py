@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from manymax.cli.console import say
 from manymax.study.report import page as report_page
 from manymax.study.report.runs import read_study
 from manymax.study.report.sinks import to_mlflow, to_tensorboard
@@ -36,11 +37,11 @@ def report(
       manymax report studies/quick --tensorboard logs
     """
     if tensorboard is not None:
-        typer.echo(f"tensorboard: {to_tensorboard(read_study(folder), tensorboard)} new runs in {tensorboard}")
+        say(f"tensorboard: {to_tensorboard(read_study(folder), tensorboard)} new runs in {tensorboard}")
     if mlflow is not None:
-        typer.echo(f"mlflow: {to_mlflow(read_study(folder), mlflow)} new runs in {mlflow}")
+        say(f"mlflow: {to_mlflow(read_study(folder), mlflow)} new runs in {mlflow}")
     page = write_report(folder, out, images=images)
-    typer.echo(f"report: {page.resolve()}")
+    say(f"report: {page.resolve()}")
 
 
 def write_report(folder: Path, out: Path | None = None, *, images: bool = True) -> Path:

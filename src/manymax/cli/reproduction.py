@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from manymax.cli.console import say
 from manymax.errors import ArgumentError
 from manymax.study.report import collect
 
@@ -31,7 +32,7 @@ def records(
     """
     done = collect.collect(folders, into, curves=not without_curves)
     left_out = f"; {done.left_out} left out, which have not ended" if done.left_out else ""
-    typer.echo(
+    say(
         f"{len(done.kept)} runs in {into}: {len(done.new)} new, {len(done.replaced)} replaced{left_out}."
         f" The file holds {done.total}."
     )
@@ -58,7 +59,7 @@ def reproduction(
     from manymax.paper.reproduction import write  # draws figures; other commands need not wait for its import
 
     for path in write(root, runs or ()):
-        typer.echo(f"wrote {path.relative_to(root)}")
+        say(f"wrote {path.relative_to(root)}")
 
 
 def public(
@@ -82,4 +83,4 @@ def public(
     from manymax.paper.public import write  # reads all records; other commands need not wait for its import
 
     for path in write(root, runs or ()):
-        typer.echo(f"wrote {path.relative_to(root)}")
+        say(f"wrote {path.relative_to(root)}")

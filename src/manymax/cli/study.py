@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from manymax.cli import exit_codes
-from manymax.cli.console import put_json
+from manymax.cli.console import put_json, say
 from manymax.cli.report import write_report
 from manymax.cli.study_progress import EndedRuns, RunNames, StudyProgress
 from manymax.errors import ArgumentError, check_choice
@@ -88,21 +88,21 @@ def study(
     # What the built-in study says of itself is not true of other data.
     note = "" if file is None and "data" in flattened(overrides) else content.note
     if note != content.note:
-        typer.echo(OTHER_DATA, err=True)
+        say(OTHER_DATA, err=True)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         configs = expand(content, **overrides)
         found = searches(content, **overrides)
     for warning in caught:
-        typer.echo(f"{warning.message}", err=True)
+        say(f"{warning.message}", err=True)
     folder = out or Path("studies") / (file.stem if file else "quick")
     to_do = unfinished(configs, folder)
-    check_data([*to_do, *(search.config({}) for search in found)], lambda sentence: typer.echo(sentence, err=True))
+    check_data([*to_do, *(search.config({}) for search in found)], lambda sentence: say(sentence, err=True))
     if dry_run:
         for config in configs:
-            typer.echo(f"{config.content_hash()}  {describe(config)}")
+            say(f"{config.content_hash()}  {describe(config)}")
         for search in found:
-            typer.echo(describe_search(search))
+            say(describe_search(search))
         return
     searching = Searches(found, folder)
     names = RunNames(configs, (name for each in found for name in each.space))
@@ -111,7 +111,7 @@ def study(
             done = len(configs) - len(to_do)
             finished = f", {done} of them finished before" if done else ""
             total = len(configs) + searching.total
-            typer.echo(f"{total} runs in {folder}{finished}; {chosen.slots} at a time", err=True)
+            say(f"{total} runs in {folder}{finished}; {chosen.slots} at a time", err=True)
             outcome = sweep(
                 configs,
                 folder,
@@ -123,20 +123,20 @@ def study(
                 searches=searching,
             )
     except KeyboardInterrupt:
-        typer.echo(f"stopped and saved in {shlex.quote(str(folder))}; the same command goes on from there", err=True)
+        say(f"stopped and saved in {shlex.quote(str(folder))}; the same command goes on from there", err=True)
         raise typer.Exit(exit_codes.STOPPED) from None
     for line in summaries(searching):
-        typer.echo(line, err=json)
+        say(line, err=json)
     page = None if no_report else write_report(folder)
     told = answers(read_study(folder))
     if json:
         runs = _runs_as_json(outcome)
         put_json({"folder": str(folder), "report": page and str(page), "answers": _as_json(told), "runs": runs})
     else:
-        typer.echo(_statuses(outcome), err=True)
+        say(_statuses(outcome), err=True)
         for answer in told:
-            typer.echo("\n".join([*answer.lines(), ""]))
-        typer.echo(f"report: {page.resolve()}" if page else f"records: {folder.resolve()}")
+            say("\n".join([*answer.lines(), ""]))
+        say(f"report: {page.resolve()}" if page else f"records: {folder.resolve()}")
     if outcome.count("done") == 0:
         raise typer.Exit(exit_codes.FAILED)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from statistics import fmean
@@ -11,9 +10,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from manymax.cli.console import open_console, say
 from manymax.study.checkpoint import read_training_state
 from manymax.study.config import RunConfig
 from manymax.study.engines import Job
+from manymax.study.plain_text import in_one_line
 from manymax.study.records import CHECKPOINT, Record
 from manymax.study.report.answer import seconds_text
 from manymax.study.report.labels import run_labels, setting_text
@@ -82,7 +83,7 @@ class StudyProgress:
 
     def __init__(self, names: RunNames | None = None, console: Console | None = None) -> None:
         self.names = names or RunNames()
-        self.console = console or Console(stderr=True, markup=False, emoji=False, highlight=False)
+        self.console = console or open_console(stderr=True)
         self.live = Live(Text(""), console=self.console, auto_refresh=False, transient=True)
         self.next = time.monotonic() + (0.0 if self.console.is_terminal else FIRST_LINE_SECONDS)
 
@@ -98,7 +99,7 @@ class StudyProgress:
         """Update or print the lines; a call too soon after the last one does nothing."""
         if time.monotonic() < self.next or not jobs:
             return
-        lines = Text("\n".join(map(self._line, jobs)), no_wrap=True, overflow="ellipsis")
+        lines = Text("\n".join(in_one_line(self._line(job)) for job in jobs), no_wrap=True, overflow="ellipsis")
         if self.console.is_terminal:
             self.live.update(lines, refresh=True)
         else:
@@ -142,7 +143,7 @@ class EndedRuns:
             valid = "" if reached is None else f", {reached:.4f} on validation"
             name, result = f"{name}, {of}", f"{result}{valid}, {record.epochs} epochs"
         left = f"  about {seconds_text(self.left(outcome.records))} left" if done < outcome.total else ""
-        sys.stderr.write(f"[{done}/{outcome.total}] {name}: {result}{left}\n")
+        say(f"[{done}/{outcome.total}] {name}: {result}{left}", err=True)
 
     def left(self, records: Sequence[Record]) -> float:
         """Seconds until all runs have ended: each takes as long as those of its loss that have, or as all that have."""

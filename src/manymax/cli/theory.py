@@ -49,7 +49,7 @@ def theory(
         _print(display.open_console(), tables, claims.STATUSES, results)
     for result in failed:
         claim = result.claim
-        typer.echo(
+        display.say(
             f"manymax: {claim.table}, {claim.member}, {claim.property}: marked {claim.status}, but the check does not"
             f" hold: {result.finding.measured}",
             err=True,
@@ -66,7 +66,7 @@ def _run(tables: list[str]) -> list[ClaimResult]:
     if not sys.stderr.isatty():
         return list(claims.run_claims(tables))
     results = []
-    with Console(stderr=True).status("checking") as status:
+    with display.open_console(stderr=True).status("checking") as status:
         for result in claims.run_claims(tables):
             results.append(result)
             status.update(f"checking: {len(results)} of {total} cells")

@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.text import Text
 
 from manymax.cli import exit_codes
-from manymax.cli.console import open_console, put, put_json, table
+from manymax.cli.console import open_console, put, put_json, say, table
 from manymax.errors import ArgumentError
 from manymax.study.checkpoint import TrainingState
 from manymax.study.config import RunConfig
@@ -214,7 +214,7 @@ class LiveProgress(LineProgress):
 
 def progress_on_stderr() -> ProgressReporter:
     """Progress on stderr: a moving line in a terminal, plain lines elsewhere."""
-    console = Console(stderr=True, markup=False, emoji=False, highlight=False, soft_wrap=True)
+    console = open_console(stderr=True, soft_wrap=True)
     return LiveProgress(console) if console.is_terminal else LineProgress(console)
 
 
@@ -232,8 +232,8 @@ def print_outcome(record: Record, folder: Path) -> None:
         rows = [[name, *(_number(part.get(name)) for part in parts)] for name in record.test]
         put(console, table(["metric", "valid", "test", "popularity"], rows))
     if record.status == "done" and not _beats_popularity(record):
-        typer.echo(_advice(record))
-    typer.echo(_closing(record, folder))
+        say(_advice(record))
+    say(_closing(record, folder))
 
 
 def _beats_popularity(record: Record) -> bool:

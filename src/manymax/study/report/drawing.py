@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from manymax.study.plain_text import in_lines
 from manymax.study.report.point_labels import SIDES, room, sides
 from manymax.study.report.trials import loss_position
 
@@ -267,6 +268,9 @@ def _draw_heat_map(axes: Axes, panel: Panel) -> None:
 
 
 def _escape_text(text: str) -> str:
-    """`text` for matplotlib: a $ would begin a formula, and a leading underscore would hide the entry of a legend."""
-    text = text.replace("$", r"\$")
+    """`text` for matplotlib and for the XML of an SVG file, in which control characters must not be.
+
+    A $ would begin a formula, and a leading underscore would hide the entry of a legend.
+    """
+    text = in_lines(text).replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text

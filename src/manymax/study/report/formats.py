@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TypeVar
 
+from manymax.study.plain_text import in_lines
+
 T = TypeVar("T")
 
 LATEX_ESCAPES = str.maketrans(
@@ -105,8 +107,8 @@ def number_text(value: float, digits: int = 4) -> str:
 
 
 def escape(text: str) -> str:
-    """`text` in one line, with the signs escaped that Markdown would take for formatting."""
-    return text.translate(MARKDOWN_ESCAPES)
+    """`text` in one line, with control characters as text and the signs escaped that Markdown takes for formatting."""
+    return in_lines(text).translate(MARKDOWN_ESCAPES)
 
 
 def markdown(table: ReportTable) -> str:
