@@ -218,6 +218,8 @@ def plant(fault: Fault, folder: Path, coverage: dict[str, Any]) -> Outcome:
             if result.returncode == 1:
                 failed = [line for line in result.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
                 return outcome(fault, tier, failed[0].split(" ")[1] if failed else "?", count, began)
+            if result.returncode < 0:  # by a signal, as where native code reads at a wrong address
+                return outcome(fault, tier, "the process of the tests died", count, began)
             if result.returncode in (2, 3, 4):  # the fault breaks the import or the collection: nothing would run
                 return outcome(fault, tier, "the tests cannot be started", count, began)
     finally:
