@@ -8,6 +8,7 @@ from manymax.errors import ArgumentError, ArgumentTypeError, ManymaxError, Unkno
 from manymax.heads import (
     FusedHead,
     HeadOptions,
+    LinearBslLoss,
     LinearEntmaxLoss,
     LinearHead,
     LinearHierarchicalSoftmaxLoss,
@@ -25,6 +26,7 @@ from manymax.heads import (
     LossResult,
     SoftTarget,
     group_pairs,
+    linear_bsl_loss,
     linear_entmax_loss,
     linear_hierarchical_softmax_loss,
     linear_lambda_loss,
@@ -44,6 +46,7 @@ from manymax.heads import (
 )
 from manymax.heads.in_batch import InBatchLoss, SiglipLoss, in_batch_loss, siglip_loss
 from manymax.members import FAMILY
+from manymax.members.bsl.loss import BslLoss, bsl_loss
 from manymax.members.entmax.loss import EntmaxLoss, entmax, entmax_loss
 from manymax.members.hierarchical_softmax.loss import (
     HierarchicalSoftmaxLoss,
@@ -79,6 +82,7 @@ __all__ = [
     "SAMPLERS",
     "ArgumentError",
     "ArgumentTypeError",
+    "BslLoss",
     "ClassTree",
     "EntmaxLoss",
     "FenchelYoung",
@@ -88,6 +92,7 @@ __all__ = [
     "HuffmanTree",
     "InBatchLoss",
     "LambdaLoss",
+    "LinearBslLoss",
     "LinearEntmaxLoss",
     "LinearHead",
     "LinearHierarchicalSoftmaxLoss",
@@ -120,6 +125,7 @@ __all__ = [
     "TaylorSoftmaxLoss",
     "UnknownNameError",
     "advise",
+    "bsl_loss",
     "class_moments",
     "entmax",
     "entmax_loss",
@@ -128,6 +134,7 @@ __all__ = [
     "hierarchical_softmax_loss",
     "in_batch_loss",
     "lambda_loss",
+    "linear_bsl_loss",
     "linear_entmax_loss",
     "linear_hierarchical_softmax_loss",
     "linear_lambda_loss",

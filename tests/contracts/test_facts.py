@@ -43,6 +43,12 @@ def rotating_labels(scores: Tensor) -> Tensor:
     return torch.arange(len(scores)) % scores.shape[-1]
 
 
+def rotating_positives(case: Case, scores: Tensor) -> Tensor:
+    """One label per row; two, (rows, 2), for a member that has one loss of all positives of a row together."""
+    first = rotating_labels(scores)
+    return torch.stack([first, (first + 1) % scores.shape[-1]], -1) if case.member.joint else first
+
+
 # Order preservation, convexity, shifts -----------------------------------------------------------
 
 
@@ -72,10 +78,11 @@ def gradients(case: Case, scores: Tensor, target: Tensor) -> Tensor:
 
 
 def check_fenchel_young(case: Case, fact: Fact) -> None:
-    """Whether the gradient is map minus label."""
+    """Whether the gradient is map minus label, for each label."""
     scores = probes(4)
-    target = rotating_labels(scores)
-    residual = case.probs(scores, target) - torch.nn.functional.one_hot(target, 4)
+    target = rotating_positives(case, scores)
+    labels = torch.nn.functional.one_hot(target.reshape(len(scores), -1), 4).sum(1)
+    residual = labels.sum(1, keepdim=True) * case.probs(scores, target) - labels
     measured = bool(torch.allclose(gradients(case, scores, target), residual, rtol=0, atol=1e-9))
     assert fact.value is measured
     assert (case.member.foundation is not None) is measured
@@ -85,7 +92,7 @@ def check_convex(case: Case, fact: Fact) -> None:
     """Whether the loss at every midpoint is at most the mean of the losses at both ends."""
     ends = probes(3, 1500)
     first, second = ends, ends[torch.randperm(len(ends), generator=torch.Generator().manual_seed(0))]
-    target = rotating_labels(ends)
+    target = rotating_positives(case, ends)
     at_first, at_second, middle = (
         case.loss(s, target, reduction="none") for s in (first, second, (first + second) / 2)
     )

@@ -135,10 +135,24 @@ def bound(call: Call, row: int, scores: Tensor) -> Tensor:
 
 def together(call: Call, scores: Tensor, row: Tensor, exclude: Tensor) -> Tensor:
     """The loss of a row with all of its positives, over the classes that are not excluded."""
+    if call.member.log_partition:
+        return blended(call, scores, row[row >= 0].unique().tolist(), set(exclude.tolist()))
     kept = [c for c in range(CLASSES) if c not in exclude]
     ids = torch.tensor([kept.index(y) for y in row[row >= 0].unique().tolist()])
     weight = call.problem.weight[kept]
     return call.member.loss(scores[kept], ids, weight=weight, reduction="none", **call.settings)
+
+
+def blended(call: Call, scores: Tensor, ids: list[int], exclude: set[int]) -> Tensor:
+    """BSL of a row, from the softmax loss of each positive, which may have a sum of its own."""
+    losses = []
+    for y in ids:
+        summed = [c for c in range(CLASSES) if c == y or c not in exclude]
+        if call.given.get("decoupled"):
+            summed.remove(y)
+        losses.append(compared(call, scores[summed], scores[y], scores[y]))
+    tau = call.settings["tau"]
+    return -call.problem.weight[ids].sum() * tau * (-torch.stack(losses) / tau).exp().mean().log()
 
 
 def compared(call: Call, others: Tensor, own: Tensor, b: Tensor) -> Tensor:

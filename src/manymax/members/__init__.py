@@ -4,6 +4,7 @@ from manymax.engine.member import Member
 from manymax.members import (
     bce,
     bpr,
+    bsl,
     entmax,
     gbce,
     hierarchical_softmax,
@@ -30,6 +31,7 @@ FAMILY: Table[Member] = Table(
     taylor_softmax.MEMBER,
     sl_at_k.MEMBER,
     psl.MEMBER,
+    bsl.MEMBER,
     talos.MEMBER,
     lambda_loss.MEMBER,
     sampled_softmax.MEMBER,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -24,6 +25,10 @@ COST = exact_cost(
 # Two exchanges per block. The first carries the row maxima, the second, in float64, two sums per row:
 # sum_j exp(s_j - max) and sum_i t_i (s_i - max).
 TRAFFIC = exact_traffic(sums=2, row=MARKED + 2 * DOUBLE)
+
+# From the losses of the positives of each row (n, P), and which of them there are, to the loss of the row (n,) and its
+# derivative in theirs (n, P).
+Blend = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 # The name of its kernels in kernel_triton.py.
 TRITON = "softmax"
@@ -60,7 +65,7 @@ def block_softmax(block: Block) -> BlockResult:
     """Losses (n,) and gradient of a block of scores (n, C'); the gradient overwrites the scores."""
     keywords = block.keywords
     if keywords.decoupled or block.target.hit is not None:
-        return _compared_rows(block)
+        return compared_rows(block)
     if triton_rows(block):
         from manymax.members.softmax.kernel_triton import block_softmax_triton
 
@@ -192,7 +197,7 @@ def _rows_in_parts(block: Block) -> BlockResult:
     return result
 
 
-def _compared_rows(block: Block) -> BlockResult:
+def compared_rows(block: Block, blend: Blend | None = None) -> BlockResult:
     """The result of a block whose positives have sums of their own: `decoupled`, or positives that are excluded.
 
     With N the classes that are no positives and are not excluded, and K the positives that are not,
@@ -202,6 +207,10 @@ def _compared_rows(block: Block) -> BlockResult:
     of exponentials, the last of them unless decoupled.
 
     The sum over N is taken once per row; all others are sums over the few positives.
+
+    Args:
+        block: the scores and their target, with listed positives.
+        blend: another function of the losses of the positives than their sum by weights, which are then factors of it.
     """
     target, ranks, dtype, in_torch = block.target, block.ranks, block.scores.dtype, block.level is None
     z_loss, own = block.keywords.z_loss, 0.0 if block.keywords.decoupled else 1.0
@@ -223,8 +232,14 @@ def _compared_rows(block: Block) -> BlockResult:
         raise ArgumentError("a row has no class left that its positive is compared with: every other one is excluded.")
     log_sums = torch.where(positive, sums, 1).log()
     log_z = log_sums + top
-    losses = weights * torch.where(positive, log_sums - (scores - top) + z_loss * log_z.square(), 0)
-    result = BlockResult(losses.sum(1).to(dtype), log_sums=log_z)
+    each_loss = torch.where(positive, log_sums - (scores - top) + z_loss * log_z.square(), 0)
+    if blend is None:
+        losses = (weights * each_loss).sum(1)
+    else:
+        total = weights.sum(1)
+        value, share = blend(each_loss, positive)
+        losses, weights = total * value, total.unsqueeze(1) * share
+    result = BlockResult(losses.to(dtype), log_sums=log_z)
     if target.coefficient is None:
         return result
     # d loss / d log S_i over S_i: what a class of the sum S_i gets for its exponential
