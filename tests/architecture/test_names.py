@@ -31,7 +31,7 @@ SPECIAL_CASES = {"softmax", "sparsemax", "entmax"}
 
 # Members whose kernel calls that of another one and adds something: gates, or a function of the scores before it; and
 # generalised ones, whose title has the name of what they generalise.
-BUILT_ON = {"sl_at_k": {"softmax"}, "talos": {"softmax"}, "gbce": {"bce"}}
+BUILT_ON = {"sl_at_k": {"softmax"}, "bsl": {"softmax"}, "talos": {"softmax"}, "gbce": {"bce"}}
 
 # At most eight files, each with its reason.
 EXEMPT: dict[str, str] = {

@@ -24,7 +24,7 @@ def test_the_path_of_the_page_is_printed(tmp_path: Path) -> None:
 def test_the_report_is_in_the_folder_of_the_study_by_default(tmp_path: Path) -> None:
     write_run(tmp_path)
     assert CliRunner().invoke(app, ["report", str(tmp_path), "--no-images"]).exit_code == 0
-    assert "<h2>Findings</h2>" in (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
+    assert "<h2>Results</h2>" in (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -372,7 +372,7 @@ def test_vectors_of_another_number_of_classes_are_refused(member: Member) -> Non
                     method(some_queries(5), vectors)
             with pytest.raises(ArgumentError, match=rf"`linear_weight` must have {C} rows"):
                 head(some_queries(5), some_labels(5), vectors)
-        with pytest.raises(ArgumentTypeError, match="`linear_weight` must be a tensor; got list"):
+        with pytest.raises(ArgumentTypeError, match="`linear_weight` must be a tensor or None; got list"):
             head(some_queries(5), some_labels(5), [[1.0]])
     with pytest.raises(ArgumentError, match="`num_classes` must be at least 1; got 0"):
         module(member)(DIM, 0)

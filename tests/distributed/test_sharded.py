@@ -267,7 +267,7 @@ def test_a_fault_on_one_rank_is_an_error_on_all(pool: Pool) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"head": torch.nn.Linear(2, 3)}, "`head` must be a linear head of manymax; got Linear"),
+        ({"head": torch.nn.Linear(2, 3)}, "`head` must be of the class LinearHead; got Linear"),
         ({"sizes": [2, 1]}, r"`sizes` must be 1 sizes of at least 1 with sum 3, one for each rank; got \(2, 1\)"),
         ({"in_features": 4}, "`in_features` and `bias` are for a head without class vectors"),
         ({"head": manymax.LinearRGLoss(None, 3), "bias": True}, "`bias` needs class vectors made here"),

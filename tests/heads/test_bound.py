@@ -100,7 +100,7 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     (torch.ones(3), ArgumentError, r"`bound` must have a number for each row, \(4,\); got shape \(3,\)"),
     (torch.ones(4, 1), ArgumentError, "a number for each row"),
     (torch.ones(4, dtype=torch.long), ArgumentTypeError, r"`bound` must be a float tensor; got torch.int64"),
-    ([1.0] * 4, ArgumentTypeError, "`bound` must be a float tensor; got list"),
+    ([1.0] * 4, ArgumentTypeError, "`bound` must be a tensor or None; got list"),
     (torch.tensor([0.0, 1.0, 2.0, INF]), ArgumentError, "`bound` must hold finite numbers"),
     (torch.ones(4, requires_grad=True), ArgumentError, r"`bound` requires a gradient, .* `bound.detach\(\)`"),
 ]

@@ -159,7 +159,7 @@ def test_errors() -> None:
     with pytest.raises(manymax.ArgumentError, match=r"`rows` and `target` must be 1-D and equally long; got \(5,\)"):
         manymax.group_pairs(rows[:5], classes)
     for wrong in (classes / 2, classes > 3, classes.tolist()):
-        with pytest.raises(manymax.ArgumentTypeError, match=r"`target` must be a tensor of integer ids"):
+        with pytest.raises(manymax.ArgumentTypeError, match=r"`target` must be a tensor( of integer ids)?"):
             manymax.group_pairs(rows, wrong)
     with pytest.raises(manymax.ArgumentError, match=r"1-D"):
         manymax.group_pairs(rows[:4].view(2, 2), classes[:4].view(2, 2))

@@ -21,7 +21,7 @@ C, ROWS = 301, 24
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Every test runs both ways, a few rows at a time, however many positives there are."""
     monkeypatch.setattr(kernels, "MOST_PASSES", 100 if request.param == "passes" else 1)
-    monkeypatch.setattr(kernels, "PIECE", 5 * 304)
+    monkeypatch.setattr(kernels, "piece_size", lambda scores: 5 * 304)
     return str(request.param)
 
 

@@ -331,7 +331,7 @@ def call(**given: Any) -> Tensor:
     [
         ({"compositional": 0.0}, r"`compositional` must be a number in \(0, 1\]"),
         ({"compositional": 1.5}, r"`compositional` must be a number in \(0, 1\]"),
-        ({"compositional": math.nan}, r"`compositional` must be a number in \(0, 1\]"),
+        ({"compositional": math.nan}, "`compositional` must be a number; got nan"),
         ({"correction": "logq"}, "`compositional` is for `correction='partition'`"),
         ({"debias": "delta"}, "`debias='delta'` and `compositional` contradict each other"),
         ({"z_loss": 0.1}, "`z_loss` and `compositional` contradict each other"),

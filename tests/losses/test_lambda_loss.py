@@ -238,9 +238,9 @@ def test_what_it_refuses() -> None:
         manymax.lambda_loss(scores, ids, variant="lambdamart")
     with pytest.raises(ArgumentError, match="`k` must be an integer of at least 0; got -1"):
         manymax.LambdaLoss(k=-1)
-    for keyword in ("decoupled", "z_loss"):
+    for keyword, value in (("decoupled", True), ("z_loss", 1.0)):
         with pytest.raises(ArgumentError, match=f"`{keyword}` has no meaning for lambda_loss: it has no"):
-            manymax.linear_lambda_loss(queries, vectors, ids, **{keyword: 1})
+            manymax.linear_lambda_loss(queries, vectors, ids, **{keyword: value})
     with pytest.raises(ArgumentError, match="lambda_loss has no 'log_z'"):
         manymax.linear_lambda_loss(queries, vectors, ids, stats=("log_z",))
     with pytest.raises(ArgumentError, match="`exclude` lists a positive of a row with several"):

@@ -18,6 +18,7 @@ from manymax.study.data.prepare import Prepared
 from manymax.study.parallel import Team
 from manymax.study.records import Record, read_record
 from manymax.study.run import finished, load_model, prepare_data, run
+from manymax.study.run_outcome import evaluate_part
 from manymax.study.supervisor import ProgressReporter
 from manymax.study.sweep import sweep
 
@@ -302,7 +303,7 @@ def test_a_loaded_model_scores_as_the_trained_one(prepared: Prepared, tmp_path: 
         folder = tmp_path / str(number)
         record = run(RunConfig(**settings), folder, prepared=prepared)
         config, model, _, _, split = load_model(folder)
-        again = run_module._evaluate(config, model, Prepared(prepared.interactions, split, [], prepared.truth), "test")
+        again = evaluate_part(config, model, Prepared(prepared.interactions, split, [], prepared.truth), "test")
         assert again.mean == record.test
 
 

@@ -254,16 +254,16 @@ def test_a_machine_whose_cores_are_taken_is_measured_on_one_thread() -> None:
     [
         ({"batch": 0}, r"`batch` must be an integer of at least 1; got 0"),
         ({"num_classes": -5}, "`num_classes` must be an integer of at least 1; got -5"),
-        ({"dim": 2.5}, "`dim` must be an integer of at least 1; got 2.5"),
-        ({"num_negatives": True}, "`num_negatives` must be an integer of at least 1; got True"),
+        ({"dim": 2.5}, "`dim` must be an integer; got 2.5"),
+        ({"num_negatives": True}, r"`num_negatives` must be an integer; got True \(bool\)"),
         ({"num_candidates": -1}, "`num_candidates` must be an integer of at least 0; got -1"),
         ({"positives": -1.0}, "`positives` must be a finite number of at least 0; got -1.0"),
-        ({"support": float("nan")}, "`support` must be a finite number of at least 0; got nan"),
+        ({"support": float("nan")}, "`support` must be a number; got nan"),
         ({"path": float("inf")}, "`path` must be a finite number of at least 0; got inf"),
     ],
 )
 def test_impossible_sizes_are_refused(sizes: dict[str, float], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
+    with pytest.raises(ManymaxError, match=message):
         Shape(**({"batch": 1, "num_classes": 1, "dim": 1} | sizes))
 
 

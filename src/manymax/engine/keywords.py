@@ -64,7 +64,7 @@ class Keywords:
     weight: Tensor | None = None
     row_weight: Tensor | None = None
     reduction: str = "mean"
-    ignore_index: int = -100
+    ignore_index: int | None = -100
     label_smoothing: float = 0.0
     multilabel: str = "sum"
     num_items: float | Tensor | None = None

@@ -158,7 +158,7 @@ def read_head_target(
     input: Tensor,
     target: Tensor | Target | SoftTarget,
     weight: Tensor | None,
-    ignore_index: int,
+    ignore_index: int | None,
     multilabel: str,
     classes: int,
 ) -> Target:

@@ -281,7 +281,7 @@ def by_score(matrix: Tensor, scores: Tensor) -> Tensor:
     return matrix.gather(-1, permutation)
 
 
-@checked(scores="finite C", least={"count": 1})
+@checked(scores="scores C", least={"count": 1})
 def top_jacobian(map: Map, scores: Tensor, count: int) -> Tensor:
     """The part of a map's Jacobian that belongs to the classes with the highest scores, without a (C, C) table.
 

@@ -101,7 +101,7 @@ def _cut(values: Tensor, tolerance: float) -> Tensor:
     return (share * values.amax(-1, keepdim=True)).clamp_min(torch.finfo(values.dtype).tiny)
 
 
-@checked(scores="finite ... C", least={"iterations": 1, "tolerance": 0})
+@checked(scores="scores ... C", least={"iterations": 1, "tolerance": 0})
 def spectral_norm(map: Map, scores: Tensor, *, iterations: int = 500, tolerance: float = 1e-9, seed: int = 0) -> Tensor:
     """The spectral norm of a map's Jacobian by power iteration on J'J, without a (C, C) table.
 

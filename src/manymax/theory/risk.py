@@ -222,7 +222,7 @@ def closed_form(member: Member, probs: Tensor, *, log_q: Tensor | None = None, *
     return None
 
 
-@checked(start="finite C", weights="probs C")
+@checked(start="finite V", weights="probs C")
 def descend_risk(member: Member, start: Tensor, weights: Tensor, options: Mapping[str, Any]) -> Tensor:
     """A local minimum of the risk near the scores `start` (C,), by LBFGS; options are those of `conditional_risk`."""
     scores = start.clone().requires_grad_()

@@ -67,7 +67,7 @@ def bsl_loss(
     *,
     tau: float = 1.0,
     weight: Tensor | None = None,
-    ignore_index: int = -100,
+    ignore_index: int | None = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
     multilabel: str = "sum",
@@ -103,17 +103,18 @@ def bsl_loss(
     check_scores(scores)
     work, dtype = working(scores)
     read = read_target(Form.of(work), target, weight, ignore_index, multilabel)
-    top = work.amax(-1, keepdim=True)
-    check_finite(top)
+    check_finite(work.amax(-1))
     check_positives(read.pick(work))
     read = listed(read)
     assert read.ids is not None
     counts = read.weights != 0  # padding has the weight 0
-    # Relative to the largest score, so that a common offset of the scores costs no digits.
-    above = work - top.detach()
-    losses = above.logsumexp(-1, keepdim=True) - torch.where(counts, above.gather(-1, read.ids), 0)
+    # Relative to the best positive: a common offset of the scores costs no digits, nor does a class far above.
+    labels = work.gather(-1, read.ids)
+    best = torch.where(counts, labels, -math.inf).amax(-1, keepdim=True).detach()
+    best = torch.where(best > -math.inf, best, 0)
+    least, _ = soft_minimum(best - torch.where(counts, labels, best), counts, tau)
     total = read.weights.sum(-1)
-    rows = total * soft_minimum(losses, counts, tau)[0]
+    rows = total * ((work - best).logsumexp(-1) + least)
     if multilabel == "normalized":
         rows = torch.where(total != 0, rows / torch.where(total != 0, total, 1), 0)
     return reduce(rows, read.divisor, reduction).to(dtype)

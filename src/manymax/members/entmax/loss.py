@@ -95,7 +95,7 @@ def entmax_loss(
     *,
     alpha: float | Tensor = 1.5,
     weight: Tensor | None = None,
-    ignore_index: int = -100,
+    ignore_index: int | None = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
     multilabel: str = "sum",

@@ -88,7 +88,7 @@ def linear_hierarchical_softmax_loss(
     return hierarchical_softmax_loss(
         input,
         linear_weight,
-        target,  # type: ignore[arg-type]
+        target,
         balanced_tree(linear_weight.shape[0] + 1) if tree is None else tree,
         node_bias=linear_bias,
         weight=weight,

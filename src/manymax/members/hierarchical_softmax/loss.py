@@ -41,7 +41,7 @@ PATH_COST = 4
 def hierarchical_softmax_loss(
     input: Tensor,
     node_vectors: Tensor,
-    target: Tensor,
+    target: Tensor | Target,
     tree: ClassTree,
     *,
     node_bias: Tensor | None = None,

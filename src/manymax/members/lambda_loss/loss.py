@@ -121,7 +121,7 @@ def lambda_loss(
     k: int = 20,
     sigma: float = 1.0,
     weight: Tensor | None = None,
-    ignore_index: int = -100,
+    ignore_index: int | None = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
     multilabel: str = "sum",

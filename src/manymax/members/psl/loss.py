@@ -117,7 +117,7 @@ def psl_loss(
     activation: str = "relu",
     tau: float = 0.1,
     weight: Tensor | None = None,
-    ignore_index: int = -100,
+    ignore_index: int | None = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
     multilabel: str = "sum",

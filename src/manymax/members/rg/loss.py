@@ -233,7 +233,7 @@ def rg_loss(
     target: Tensor | Target | SoftTarget,
     *,
     weight: Tensor | None = None,
-    ignore_index: int = -100,
+    ignore_index: int | None = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
     multilabel: str = "sum",

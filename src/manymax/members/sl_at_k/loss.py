@@ -76,7 +76,7 @@ def sl_at_k_loss(
     gate_temperature: float = 10.0,
     bound: Tensor | None = None,
     weight: Tensor | None = None,
-    ignore_index: int = -100,
+    ignore_index: int | None = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
     multilabel: str = "sum",

@@ -74,7 +74,7 @@ def talos_loss(
     tau: float = 1.0,
     bound: Tensor | None = None,
     weight: Tensor | None = None,
-    ignore_index: int = -100,
+    ignore_index: int | None = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
     multilabel: str = "sum",

@@ -100,7 +100,7 @@ def taylor_softmax_loss(
     *,
     order: int = 2,
     weight: Tensor | None = None,
-    ignore_index: int = -100,
+    ignore_index: int | None = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
     multilabel: str = "sum",
