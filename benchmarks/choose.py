@@ -35,7 +35,8 @@ from manymax.study.choosing.plan import ChoiceRequest, make_plan, read_plan
 from manymax.study.choosing.rounds import Round, Rounds
 from manymax.study.config import RunConfig
 from manymax.study.data.planted import plant
-from manymax.study.engines import Job, do_run, final_record
+from manymax.study.engines import Job, do_run
+from manymax.study.records import RECORD, read_record
 from manymax.study.report.answer import answers
 from manymax.study.report.runs import read_study
 from manymax.study.run import prepare_data
@@ -59,8 +60,8 @@ class InThisProcess:
     def start(self, job: Job, checkpoint_seconds: float) -> str:
         """Do the run."""
         do_run(job.config, job.folder, checkpoint_seconds)
-        if final_record(job.folder) is None:  # Ctrl-C or `kill`, which a run takes for a reason to save itself
-            raise KeyboardInterrupt
+        if not (job.folder / RECORD).exists() or read_record(job.folder).status == "stopped":
+            raise KeyboardInterrupt  # or `kill`, which a run takes for a reason to save itself
         return job.folder.name
 
     def ended(self, started: Sequence[str]) -> Iterator[tuple[str, int]]:

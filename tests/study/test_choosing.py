@@ -59,12 +59,17 @@ class Time:
 
 
 class FakeEngine:
-    """Writes a record in place of a run, which takes some seconds; may be interrupted before a run of some number."""
+    """Writes a record in place of a run, which takes some seconds; may be interrupted before a run of some number.
+
+    `beginning` are the seconds that a process takes before its run begins, of which its record says nothing.
+    """
 
     slots = 1
 
-    def __init__(self, now: Time, seconds=lambda started: 1.0, stop_at: int | None = None) -> None:
-        self.now, self.seconds, self.stop_at = now, seconds, stop_at
+    def __init__(
+        self, now: Time, seconds=lambda started: 1.0, stop_at: int | None = None, beginning: float = 0.0
+    ) -> None:
+        self.now, self.seconds, self.stop_at, self.beginning = now, seconds, stop_at, beginning
         self.started: list[str] = []
         self.jobs: dict[str, Job] = {}
 
@@ -73,7 +78,7 @@ class FakeEngine:
             raise KeyboardInterrupt
         self.started.append(job.folder.name)
         self.jobs[job.folder.name] = job
-        self.now.seconds += self.seconds(len(self.started))
+        self.now.seconds += self.beginning + self.seconds(len(self.started))
         return job.folder.name
 
     def ended(self, started: Sequence[str]) -> Iterator[tuple[str, int]]:
@@ -123,6 +128,13 @@ class TestEffort:
         assert len(found.kept) >= LEAST_LOSSES
         assert found.effort.trials == 1
 
+    def test_time_is_that_of_whole_rounds(self) -> None:
+        """Three equal runs on two processors take as long as four."""
+        costs = [RunCost(name, 1.0, 1.0) for name in "abc"]
+        assert Effort(2, 10, 2).seconds(costs, 2) == pytest.approx(3 * 2 * costs[0].whole(10))
+        assert Effort(2, 10, 2).seconds(costs, 8) == pytest.approx(3 * costs[0].whole(10))
+        assert Effort(3, 10, 1).seconds(costs, 2) >= Effort(2, 10, 1).seconds(costs, 2) + 2 * costs[0].trial(10)
+
     def test_enough_is_enough(self) -> None:
         assert affordable(self.COSTS, 1e9, 2).effort == Effort(MOST_TRIALS, 100, 3)
 
@@ -157,6 +169,14 @@ class TestRounds:
         repeated.run()
         assert again.started == []
         assert counts(repeated) == {(4, 1)}
+
+    def test_time_for_the_seeds_is_that_of_whole_rounds(self, tmp_path: Path) -> None:
+        now = Time()
+        found = rounds(tmp_path, FakeEngine(now, beginning=1.0), plan(), budget=29.0)
+        found.run()
+        # Rounds take 6 s, of which the records show 3 s. After a fourth one of trials no seed would come to its end.
+        assert counts(found) == {(3, 1)}
+        assert now.seconds == 24
 
     def test_a_round_that_the_time_ends_counts_for_no_loss(self, tmp_path: Path) -> None:
         engine = FakeEngine(Time(), lambda started: 50.0 if started == 8 else 1.0)

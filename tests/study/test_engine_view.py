@@ -9,7 +9,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from manymax.cli.study_progress import StudyProgress
+from manymax.cli.study_progress import RunNames, StudyProgress
 from manymax.study.checkpoint import TrainingState, read_training_state, save_checkpoint
 from manymax.study.config import RunConfig
 from manymax.study.engines import Job
@@ -46,6 +46,15 @@ def test_output_to_a_file_has_a_line_per_run_now_and_then(tmp_path: Path, monkey
             assert bool(out.getvalue()) == (seconds >= 5), "the first lines come soon, but not at once"
     lines = ["planted mf softmax seed 0: epoch 3/10  best ndcg@20 0.2500", "planted mf nce seed 0: under way"]
     assert out.getvalue().splitlines() == lines * 2
+
+
+def test_trials_are_named_by_what_is_searched_and_variants_of_a_loss_by_what_makes_them() -> None:
+    names = RunNames((), ("lr", "temperature"))
+    settings = {"loss": "softmax", "lr": 0.02, "dim": 8, "batches": "users"}
+    assert names.of(RunConfig(**settings)) == "planted mf softmax lr=0.02 seed 0"
+    variant = RunConfig(**settings, scale="cosine", temperature=0.3, exclude="positives", decoupled=True)
+    expected = "planted mf softmax (exclude positives, decoupled) lr=0.02 temperature=0.3 seed 0"
+    assert names.of(variant) == expected
 
 
 def test_the_training_state_is_read_from_a_checkpoint(tmp_path: Path) -> None:

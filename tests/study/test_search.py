@@ -113,6 +113,8 @@ class TestFile:
             (TABLE | {"over": {"lr": {"low": 1, "high": 1}}}, "`low` below `high`"),
             (TABLE | {"over": {}}, "which `over` does not search"),
             (TABLE | {"trials": 0}, "`trials`"),
+            (TABLE | {"over": OVER | {"weight_decay": [0.0, -1.0]}}, "weight_decay"),
+            (TABLE | {"over": OVER | {"temperature": {"low": -1.0, "high": 1.0}}}, "temperature"),
             (TABLE | {"pruner": "medain"}, "median"),
         ],
     )

@@ -18,10 +18,11 @@ from manymax.cli import exit_codes
 from manymax.cli.advise_study import when_grown
 from manymax.cli.report import write_report
 from manymax.cli.study import open_engine, read_overrides, stoppable
-from manymax.cli.study_progress import StudyProgress
+from manymax.cli.study_progress import RunNames, StudyProgress
 from manymax.cli.train import option_parameter
 from manymax.errors import ArgumentError
 from manymax.members import BASELINE
+from manymax.study.agenda import StudyAgenda
 from manymax.study.choosing.candidates import name_of, read_candidates
 from manymax.study.choosing.clock import Clock
 from manymax.study.choosing.plan import ChoicePlan, ChoiceRequest, check_same, described, make_plan, read_plan
@@ -29,8 +30,6 @@ from manymax.study.choosing.rounds import TRIAL, Round, Rounds
 from manymax.study.choosing.verdict import Verdict, verdict
 from manymax.study.config import RunConfig
 from manymax.study.data.card import CARD_HEADERS, card_notes, card_rows
-from manymax.study.files import write_json
-from manymax.study.records import STUDY
 from manymax.study.run import prepare_data
 from manymax.study.run_options import options
 
@@ -124,7 +123,8 @@ def choose(
             if dry_run:
                 return
             plan.write(folder)
-            write_json(folder / STUDY, {"title": f"Which loss for {config.data.title}?"})
+            watch.names = RunNames((), (name for each in plan.candidates for name in each.search.space))
+            StudyAgenda(folder, f"Which loss for {config.data.title}?", "", [], 0)
             clock = Clock(folder, request.seconds, start)
             rounds = Rounds(plan, folder, chosen, clock, _reserve(request), _print_round, watch)
             rounds.run()
@@ -200,9 +200,10 @@ def _print_round(ended: Round) -> None:
     clock = ended.clock
     limit = "" if clock.budget == float("inf") else f" of {clock.budget / 60:g}"
     what = "trial" if ended.kind == TRIAL else "seed"
+    more = ended.number > ended.planned
+    of = f"({ended.planned} were planned) of" if more else f"of {ended.planned} of"
     display.say(
-        f"{what} {ended.number} of {ended.planned} of each loss, {clock.spent / 60:.1f}{limit} minutes; best on"
-        f" validation: {names}",
+        f"{what} {ended.number} {of} each loss, {clock.spent / 60:.1f}{limit} minutes; best on validation: {names}",
         err=True,
     )
 

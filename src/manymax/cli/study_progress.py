@@ -17,7 +17,7 @@ from manymax.study.engines import Job
 from manymax.study.plain_text import in_one_line
 from manymax.study.records import CHECKPOINT, Record
 from manymax.study.report.answer import seconds_text
-from manymax.study.report.labels import run_labels, setting_text
+from manymax.study.report.labels import VARIANT_SETTINGS, run_labels, setting_text, variant
 from manymax.study.run_options import flat, options
 from manymax.study.search import Searches
 from manymax.study.sweep import Outcome
@@ -56,7 +56,7 @@ class RunNames:
         settings, unused = config.flat(), config.unused()
         shown = self.searched or _unusual(config)
         values = [f"{name}={setting_text(settings[name])}" for name in shown if name not in unused]
-        return " ".join([_place(config), config.loss.name, *values, f"seed {config.seed}"])
+        return " ".join([_place(config), variant(settings), *values, f"seed {config.seed}"])
 
 
 def _unusual(config: RunConfig) -> list[str]:
@@ -66,7 +66,7 @@ def _unusual(config: RunConfig) -> list[str]:
         option.name
         for option in options()
         if option.group in ("loss", "scores", "sampler", "training")
-        and option.name not in (option.group, "epochs", "patience")
+        and option.name not in (option.group, "epochs", "patience", *VARIANT_SETTINGS)
         and settings.get(option.name, option.default) != option.default
     ]
 

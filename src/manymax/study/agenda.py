@@ -1,5 +1,7 @@
 """`study.json`: what a study is called, what it says to readers of its page, and which runs it consists of.
 
+A command that knows more than the runs show, such as what it has left out, adds `cautions`, {kind: sentences}.
+
 A folder can be worked on by several commands, each with a part of the runs: its agenda is that of all of them.
 """
 
@@ -41,6 +43,11 @@ class StudyAgenda:
     def whole(self) -> None:
         """Note that all runs have ended: a search may have proposed the same settings twice, which is one run."""
         write_json(self.folder / STUDY, {**self.content, "searched": 0})
+
+
+def note_cautions(folder: Path, cautions: Mapping[str, Sequence[str]]) -> None:
+    """Note what a study cannot tell, in place of what its runs show of the same kinds; see `report/cautions.py`."""
+    write_json(folder / STUDY, {**read_agenda(folder), "cautions": cautions})
 
 
 def read_agenda(folder: Path) -> Mapping[str, Any]:

@@ -176,6 +176,12 @@ class Search:
         settings = by_flat_name(record.settings)
         return {name: settings[name] for name in self.space if name in settings}
 
+    def check_ends(self) -> None:
+        """Raise an error for a value that its setting does not take: at once, and not in the middle of a study."""
+        for name, place in self.space.items():
+            for value in place.values if isinstance(place, Choices) else (place.low, place.high):
+                self.config({**(self.first[0] if self.first else {}), name: value})
+
     # Proposals
 
     def propose(self, records: Sequence[Record]) -> dict[str, Any]:
@@ -349,7 +355,10 @@ def read_search(table: Mapping[str, Any], common: Mapping[str, Any], overrides: 
     first = [{name: each for name, each in given.items() if name in space} for given in first]
     replaced = {name: value for name, value in overrides.items() if name not in axes}
     rows = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
-    return [Search({**common, **row, **replaced}, space, first=tuple(first), row=row, **own) for row in rows]
+    found = [Search({**common, **row, **replaced}, space, first=tuple(first), row=row, **own) for row in rows]
+    for search in found:
+        search.check_ends()
+    return found
 
 
 def _same(name: str, ours: Any, other: Any) -> bool:

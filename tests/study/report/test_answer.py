@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from manymax.study.agenda import note_cautions
 from manymax.study.report.answer import Answer, answers
 from manymax.study.report.intervals import difference
 from manymax.study.report.runs import read_study
@@ -111,6 +112,33 @@ def test_what_is_not_known_is_said(tmp_path: Path) -> None:
     assert "lr=0.4 of softmax (the largest of 3)" in found["edge"]
     assert "limit of 8 epochs" in found["limit"]
     assert "rankmax" in found["limit"]
+
+
+def test_what_the_command_knows_better_is_said_in_place_of_what_the_runs_show(tmp_path: Path) -> None:
+    for lr in (0.1, 0.2):
+        write_run(tmp_path, loss="softmax", lr=lr, quality=0.30 + lr / 100)
+    note_cautions(tmp_path, {"edge": [], "left out": ["Left out: bpr (slow)."]})
+    found = [each.kind for each in the_answer(tmp_path).cautions]
+    assert (found[0], "edge" in found) == ("left out", False)
+
+
+def test_all_settings_that_were_tried_are_named_and_those_without_effect_are_not(tmp_path: Path) -> None:
+    for lr, quality, rest in ((0.1, 0.30, {"scale": "cosine", "temperature": 0.2, "weight_decay": 1e-4}),
+                              (0.2, 0.31, {"scale": "cosine", "temperature": 0.3, "weight_decay": 1e-3}),
+                              (0.3, 0.29, {"scale": "dot", "weight_decay": 1e-2})):  # fmt: skip
+        write_run(tmp_path, loss="softmax", lr=lr, quality=quality, **rest)
+    settings = the_answer(tmp_path).winner.chosen_settings
+    assert settings == {"lr": 0.2, "scale": "cosine", "temperature": 0.3, "weight_decay": 1e-3}
+    write_run(tmp_path, loss="softmax", lr=0.4, quality=0.4, scale="dot", weight_decay=0.0)
+    assert the_answer(tmp_path).winner.chosen_settings == {"lr": 0.4, "scale": "dot", "weight_decay": 0.0}
+
+
+def test_the_metric_that_the_runs_watch_decides(tmp_path: Path) -> None:
+    for loss, quality in (("softmax", 0.30), ("rankmax", 0.32)):
+        write_run(tmp_path, loss=loss, quality=quality, monitor="recall@20", cutoffs=(20, 50))
+    assert the_answer(tmp_path).metric == "recall@20"
+    write_run(tmp_path, loss="sparsemax", quality=0.2, monitor="ndcg@20", cutoffs=(20, 50))
+    assert the_answer(tmp_path).metric == METRIC
 
 
 def test_nothing_is_said_of_a_study_that_is_whole(tmp_path: Path) -> None:

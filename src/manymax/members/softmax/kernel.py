@@ -229,7 +229,10 @@ def compared_rows(block: Block, blend: Blend | None = None) -> BlockResult:
     counted = each if target.hit is None else torch.where(target.hit, 0, each)
     sums = others + _sum_without_one(counted) + own * each
     if visible(sums) and (positive & (sums == 0)).any():
-        raise ArgumentError("a row has no class left that its positive is compared with: every other one is excluded.")
+        raise ArgumentError(
+            "a row has no class left that its positive is compared with: every other one is excluded, or so far below"
+            " it that its share is 0 in numbers."
+        )
     log_sums = torch.where(positive, sums, 1).log()
     log_z = log_sums + top
     each_loss = torch.where(positive, log_sums - (scores - top) + z_loss * log_z.square(), 0)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -51,12 +52,13 @@ class Effort:
     seeds: int
 
     def seconds(self, costs: Sequence[RunCost], slots: int) -> float:
-        """The time that it takes with so many runs at a time."""
+        """The time that it takes with so many runs at a time: that of whole rounds, each with a run of every loss."""
         given = min(self.trials, GIVEN_TRIALS)
         wholes, shorter = given + self.seeds - 1, self.trials - given
-        total = sum(wholes * cost.whole(self.epochs) + shorter * cost.trial(self.epochs) for cost in costs)
-        longest = max(cost.whole(self.epochs) for cost in costs)  # processes wait for the last run of a round
-        return max(total / slots, longest * wholes)
+        whole = sorted((cost.whole(self.epochs) for cost in costs), reverse=True)
+        # One of many trials is trained to its end even where most are not.
+        trial = max(round_seconds(sorted((cost.trial(self.epochs) for cost in costs), reverse=True), slots), whole[0])
+        return wholes * round_seconds(whole, slots) + shorter * trial
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,18 @@ class Affordable:
     effort: Effort
     kept: tuple[RunCost, ...]
     left_out: tuple[tuple[str, str], ...]
+
+
+def round_seconds(runs: Iterable[float], slots: int) -> float:
+    """Seconds until the last of some runs has ended, if each begins as soon as one of the slots is free.
+
+    >>> round_seconds([3.0, 3.0, 2.0], 2)  # the third begins when one of the first two has ended
+    5.0
+    """
+    free = [0.0] * slots
+    for seconds in runs:
+        heapq.heapreplace(free, free[0] + seconds)
+    return max(free)
 
 
 def warmup(epochs: int) -> int:
@@ -86,16 +100,17 @@ def affordable(costs: Sequence[RunCost], seconds: float, slots: int) -> Affordab
     """
     left, out = list(costs), []
 
-    def drop(epochs: int) -> None:
+    def drop(epochs: int, seeds: int) -> None:
         slowest = max((cost for cost in left if not cost.spared), key=lambda cost: cost.epoch)
         left.remove(slowest)
         times = slowest.epoch / median(cost.epoch for cost in left)
-        with_it = _trials([*left, slowest], seconds, slots, epochs, 1)
-        reason = f"an epoch takes {times:.1f} times as long as that of others; with it each loss would get {with_it}"
-        out.append((slowest.name, f"{reason} {'trial' if with_it == 1 else 'trials'}"))
+        with_it = _trials([*left, slowest], seconds, slots, epochs, seeds)
+        told = f"{with_it} {'trials' if with_it > 1 else 'trial'}" if with_it else "no trial"
+        reason = f"an epoch takes {times:.1f} times as long as that of others: with it there is time for {told} of each"
+        out.append((slowest.name, reason))
 
     while _trials(left, seconds, slots, *STEPS_DOWN[0]) < FEWEST_TRIALS and _has_slow(left):
-        drop(STEPS_DOWN[0][0])
+        drop(*STEPS_DOWN[0])
     while True:
         enough = len(left) > LEAST_LOSSES and any(not cost.spared for cost in left)
         for epochs, seeds in STEPS_DOWN if enough else (*STEPS_DOWN, *LAST_RESORT):
@@ -103,7 +118,7 @@ def affordable(costs: Sequence[RunCost], seconds: float, slots: int) -> Affordab
                 return Affordable(Effort(trials, epochs, seeds), tuple(left), tuple(out))
         if not enough:
             return Affordable(Effort(max(1, trials), *LAST_RESORT[-1]), tuple(left), tuple(out))
-        drop(STEPS_DOWN[-1][0])
+        drop(*STEPS_DOWN[-1])
 
 
 def _has_slow(costs: Sequence[RunCost]) -> bool:

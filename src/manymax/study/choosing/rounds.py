@@ -13,11 +13,11 @@ from pathlib import Path
 
 from manymax.study.choosing.candidates import is_baseline
 from manymax.study.choosing.clock import Clock, OutOfTime
-from manymax.study.choosing.effort import MOST_TRIALS
+from manymax.study.choosing.effort import MOST_TRIALS, round_seconds
 from manymax.study.choosing.plan import ChoicePlan
 from manymax.study.config import RunConfig
 from manymax.study.engines import Engine, Job, final_record
-from manymax.study.records import CHECKPOINT, new_record, read_record, write_record
+from manymax.study.records import CHECKPOINT, Record, new_record, read_record, write_record
 from manymax.study.run import CHECKPOINT_SECONDS
 from manymax.study.search import Progress
 from manymax.study.sweep import sweep
@@ -26,6 +26,7 @@ MOST_SEEDS = 5  # where there is time for more than planned
 MARGIN = 1.1  # a round may take this many times as long as those before it
 CUT = "the time was over before every loss had this run"
 TRIAL, SEED = "trial", "seed"
+BETWEEN = "seconds between runs"
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ class Rounds:
         folder: of the choice.
         engine: does the runs.
         clock: of the choice. It keeps, for each kind of round, how many count ("trials"), whether there will be more
-            ("trials over"), and how long they took ("seconds of trials").
+            ("trials over"), how long they took ("seconds of trials"), and how much of that was not spent within
+            runs ("seconds between runs").
         reserve: seconds to keep for what comes after the runs.
         on_round: called after each round.
         on_poll: called about twice a second with the runs that are under way.
@@ -123,11 +125,17 @@ class Rounds:
         return (self.plan.effort.seeds - 1) * self._seconds_of_seed() if kind == TRIAL else 0.0
 
     def _seconds_of_seed(self) -> float:
-        """Seconds of a round of the best settings, by the trials that they come from."""
-        best = [record for each in self.progress for record in each.search.ranked(each.trials)[:1]]
-        seconds = [sum(record.seconds.values()) for record in best]
-        slots = min(self.engine.slots, max(1, len(seconds)))
-        return MARGIN * max(sum(seconds) / slots, max(seconds, default=0.0))
+        """Seconds of a whole round of the best settings, by the trials that they come from.
+
+        Processes wait for the last run of a round, and each takes a time to begin, as in the rounds before.
+        """
+        best = [record for each in self._in_order() for record in each.search.ranked(each.trials)[:1]]
+        between = max(self.clock.decisions.get(BETWEEN, []), default=0.0)
+        return MARGIN * (self._within(best) + between)
+
+    def _within(self, records: Sequence[Record]) -> float:
+        """Seconds that a round of these runs takes, by the seconds that they took."""
+        return round_seconds((sum(record.seconds.values()) for record in records), self.engine.slots)
 
     # Rounds
 
@@ -149,24 +157,29 @@ class Rounds:
             self.clock.decide(f"{kind}s over", True)
             if not kept:
                 return
-        for progress, config in configs:
-            (progress.trials if kind == TRIAL else progress.seeds).append(
-                read_record(self.folder / config.content_hash())
-            )
+        records = [read_record(self.folder / config.content_hash()) for _, config in configs]
+        for (progress, _), record in zip(configs, records, strict=True):
+            (progress.trials if kind == TRIAL else progress.seeds).append(record)
         self.done[kind] = number + 1
-        taken = self.clock.decisions.get(f"seconds of {kind}s", [])
-        if fresh := len(taken) <= number:
-            self.clock.decide(f"seconds of {kind}s", [*taken, round(self.clock.spent - start, 1)])
+        if fresh := len(self.clock.decisions.get(f"seconds of {kind}s", [])) <= number:
+            self._note_seconds(kind, self.clock.spent - start, records)
         planned = self.plan.effort.trials if kind == TRIAL else self.plan.effort.seeds
         self.on_round(Round(kind, number + 1 + (kind == SEED), planned, fresh, self.progress, self.clock))
 
-    def _configs(self, kind: str) -> list[tuple[Progress, RunConfig]]:
-        """The runs of the next round: the baseline first, with which others are compared, then slow losses.
+    def _note_seconds(self, kind: str, seconds: float, records: Sequence[Record]) -> None:
+        """Note how long a round took; one that an interruption has cut in two seems to be shorter than its runs."""
+        between = max(0.0, seconds - self._within(records))
+        for name, value in {f"seconds of {kind}s": seconds, BETWEEN: between}.items():
+            self.clock.decide(name, [*self.clock.decisions.get(name, []), round(value, 1)])
 
-        So no process waits long for the last one of the round.
-        """
+    def _in_order(self) -> list[Progress]:
+        """The baseline first, with which others are compared, then slow losses: so no process waits long at the end."""
         costs = {id(p): each.epoch_seconds for p, each in zip(self.progress, self.plan.candidates, strict=True)}
-        order = sorted(self.progress, key=lambda p: (not is_baseline(p.search), -costs[id(p)]))
+        return sorted(self.progress, key=lambda p: (not is_baseline(p.search), -costs[id(p)]))
+
+    def _configs(self, kind: str) -> list[tuple[Progress, RunConfig]]:
+        """The runs of the next round."""
+        order = self._in_order()
         if kind == TRIAL:
             return [(progress, progress.next_trial(self.folder)) for progress in order]
         seed = self.done[SEED] + 1

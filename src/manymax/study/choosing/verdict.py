@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from manymax.errors import ManymaxError
+from manymax.study.agenda import note_cautions
 from manymax.study.choosing.clock import Clock
 from manymax.study.choosing.plan import ChoicePlan, edge_values
 from manymax.study.choosing.rounds import SEED, TRIAL
@@ -20,12 +21,15 @@ class Verdict:
     """The answer of a choice.
 
     answer: of its study. study: all of its runs.
-    unknown: what it does not know, in sentences.
     """
 
     answer: Answer
     study: Study
-    unknown: tuple[str, ...]
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """What it does not know, in sentences."""
+        return tuple(each.text for each in self.answer.cautions)
 
     @property
     def model(self) -> Path:
@@ -36,7 +40,7 @@ class Verdict:
 
 
 def verdict(plan: ChoicePlan, folder: Path, clock: Clock) -> Verdict:
-    """Read the runs of a choice that has ended.
+    """Read the runs of a choice that has ended, and note in its folder what they do not show, for the page.
 
     Raises:
         ManymaxError: no loss has been trained to its end.
@@ -47,25 +51,25 @@ def verdict(plan: ChoicePlan, folder: Path, clock: Clock) -> Verdict:
         raise ManymaxError(
             f"no trial in {folder} has come to its end: give more `--minutes`, and another folder or remove this one."
         )
-    answer = found[0]
-    return Verdict(answer, study, tuple(_unknown(plan, answer, clock)))
+    of_plan = {
+        "time": [*_cuts(plan, clock.decisions)],
+        "left out": [*_left_out(plan, found[0])],
+        "edge": [*_edges(plan, found[0])],  # of ranges that were searched, in place of values that were tried
+    }
+    note_cautions(folder, of_plan)
+    study = replace(study, cautions=of_plan)
+    return Verdict(answers(study)[0], study)
 
 
-def _unknown(plan: ChoicePlan, answer: Answer, clock: Clock) -> Iterator[str]:
-    """The cautions of the answer, with the edges of ranges that were searched in place of values that were tried."""
-    yield from _left_out(plan, answer)
-    yield from _cuts(plan, clock.decisions)
-    edges = [edge for each in answer.contenders for edge in edge_values(plan, each.loss, each.trial.settings)]
-    for caution in answer.cautions:
-        if caution.kind != "edge":
-            yield caution.text
-    if edges:
-        yield f"Best at the end of a range that was searched, so that more may be gained beyond: {', '.join(edges)}."
+def _edges(plan: ChoicePlan, answer: Answer) -> Iterator[str]:
+    found = [edge for each in answer.contenders for edge in edge_values(plan, each.loss, each.chosen_settings)]
+    if found:
+        yield f"Best at the end of a range that was searched, so that more may be gained beyond: {', '.join(found)}."
 
 
 def _left_out(plan: ChoicePlan, answer: Answer) -> Iterator[str]:
-    for name, reason in plan.left_out:
-        yield f"Left out: {name}, which {reason}." if reason.startswith("draws") else f"Left out: {name}: {reason}."
+    if plan.left_out:
+        yield f"Left out: {'; '.join(f'{name} ({reason})' for name, reason in plan.left_out)}."
     compared = {each.loss for each in answer.contenders}
     if lost := [each.name for each in plan.candidates if each.name not in compared]:
         yield f"No trial of {', '.join(lost)} came to its end: nothing is known of what it reaches."

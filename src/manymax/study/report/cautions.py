@@ -22,9 +22,10 @@ MOST_NAMES = 4  # that a sentence lists before it counts the others
 class Caution:
     """A sentence about what is not known.
 
-    kind: "missing" (runs that did not end well, or never started), "edge" (best at the end of what was tried), "limit"
-        (training ended by the limit of epochs), "tuning" (fewer trials than others), "users" (too few), "seeds",
-        "validation" (the test part disagrees) or "popularity".
+    kind: "time" (was too short for all that was planned), "left out" (losses), "missing" (runs that did not end well,
+        or never started), "edge" (best at the end of what was tried), "limit" (training ended by the limit of epochs),
+        "tuning" (fewer trials than others), "users" (too few), "seeds", "validation" (the test part disagrees) or
+        "popularity".
     text: the sentence.
     """
 
@@ -36,7 +37,9 @@ def cautions(study: Study, contenders: Sequence[Contender]) -> Iterator[Caution]
     """What to know before using the answer of one data set and backbone, the gravest first."""
     places = {data_place(each.trial.settings) for each in contenders}
     here = [run for run in study.runs if data_place(run.settings) in places]
-    found = {
+    found: dict[str, Iterable[str]] = {
+        "time": (),
+        "left out": (),
         "missing": _missing(study),
         "validation": _validation(contenders),
         "popularity": _popularity(contenders),
@@ -45,6 +48,7 @@ def cautions(study: Study, contenders: Sequence[Contender]) -> Iterator[Caution]
         "tuning": _tuning(contenders, here),
         "edge": _edges(contenders, here),
         "limit": _limit(contenders),
+        **study.cautions,
     }
     yield from (Caution(kind, text) for kind, texts in found.items() for text in texts)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from manymax.members import BASELINE
 from manymax.study.report.intervals import Interval, difference
-from manymax.study.report.labels import VARIANT_SETTINGS, setting_text, variant
+from manymax.study.report.labels import DATA_SETTINGS, STOPPING_SETTINGS, Settings, setting_text, variant
 from manymax.study.report.runs import Run
 from manymax.study.report.significance import SIGNIFICANCE_LEVEL, holm
 from manymax.study.report.trials import Trial, chosen, direction, validation_merit
@@ -21,6 +21,7 @@ class Contender:
 
     trial: its runs, which differ in the seed.
     metric: what decides.
+    tuned: the settings beside the learning rate that were tried with several values.
     gain: how many per cent it is better than softmax on the test part; None for softmax itself and without softmax.
     behind: how many per cent it is better than the winner, as a rule below 0; None for the winner.
     p: of no difference to the winner, by Holm's correction for all that are compared with it; None if not known.
@@ -28,6 +29,7 @@ class Contender:
 
     trial: Trial
     metric: str
+    tuned: tuple[str, ...] = ()
     gain: Interval | None = None
     behind: Interval | None = None
     p: float | None = None
@@ -44,11 +46,11 @@ class Contender:
 
     @property
     def chosen_settings(self) -> dict[str, Any]:
-        """Its learning rate and the settings that vary among the trials of its loss."""
+        """Its learning rate and the settings that were tried with several values, as far as they have an effect."""
         rate = {} if self.trial.lr is None else {"lr": self.trial.lr}
         with_effect = by_flat_name(self.trial.runs[0].record.settings)  # the temperature has none beside inner products
-        known = {name: each for name, each in self.trial.varied.items() if each is not None and name in with_effect}
-        return rate | {name: each for name, each in known.items() if name not in VARIANT_SETTINGS}
+        known = {name: with_effect.get(name) for name in self.tuned}
+        return rate | {name: each for name, each in known.items() if each is not None}
 
     @property
     def settings_text(self) -> str:
@@ -104,9 +106,17 @@ def contenders(own: Sequence[Trial], metric: str) -> tuple[Contender, ...]:
         Contender(
             trial,
             metric,
+            _tuned([other.settings for other in own if variant(other.settings) == variant(trial.settings)]),
             gain=None if baseline is None or trial is baseline else difference(trial, baseline, metric),
             behind=each,
             p=corrected.get(id(each)),
         )
         for trial, each in zip(ranked, [None, *behind], strict=bool(ranked))
     )
+
+
+def _tuned(tried: Sequence[Settings]) -> tuple[str, ...]:
+    """The settings but for learning rate and seed that have several values."""
+    names = dict.fromkeys(name for settings in tried for name in settings)
+    others = [name for name in names if name not in ("lr", "seed", "name", *DATA_SETTINGS, *STOPPING_SETTINGS)]
+    return tuple(name for name in others if len({repr(settings.get(name)) for settings in tried}) > 1)

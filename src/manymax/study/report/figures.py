@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -152,13 +152,17 @@ def _trade_off(answer: Answer) -> Panel | None:
     """
     reference = answer.baseline or answer.winner
     intervals = {each: each.behind if answer.baseline is None else each.gain for each in answer.contenders}
+    losses = Counter(each.trial.loss for each in answer.contenders)
     lines, values = [], {}
     for each, interval in intervals.items():
         if not each.seconds or (interval is None and each is not reference):
             continue
         values[each] = 0.0 if interval is None else interval.value
         spread = [(interval.high - interval.low) / 2] if interval is not None and interval.known else None
-        lines.append(Line(each.loss, [each.seconds], [values[each]], each.trial.loss, spread=spread, joined=False))
+        # Names are short where that is enough: they stand beside points.
+        told = each.trial.loss == BASELINE.name or losses[each.trial.loss] > 1
+        name = each.loss if told else each.trial.loss
+        lines.append(Line(name, [each.seconds], [values[each]], each.trial.loss, spread=spread, joined=False))
     if not lines:
         return None
     frontier = [each for each in answer.frontier if each in values]

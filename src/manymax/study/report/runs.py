@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -117,6 +117,7 @@ class Study:
     """All runs below a folder: those with a record, those under way, and what cannot be read, with the reason.
 
     `never_started` is the number of planned runs that have no folder yet, `note` what the study file says to readers.
+    `cautions` are those of the command that has made it, {kind: sentences}.
     """
 
     runs: tuple[Run, ...]
@@ -125,6 +126,7 @@ class Study:
     unreadable: tuple[str, ...] = ()
     never_started: int = 0
     note: str = ""
+    cautions: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def done(self) -> list[Run]:
@@ -153,8 +155,9 @@ def read_study(source: Path) -> Study:
         )
     folders = sorted({path.parent for name in (RECORD, SETTINGS_FILE) for path in source.rglob(name)})
     if folders:
-        study = _read_folders(folders, _title(source))
-        return replace(study, never_started=never_started(source), note=str(read_agenda(source).get("note", "")))
+        study, agenda = _read_folders(folders, _title(source)), read_agenda(source)
+        note, told = str(agenda.get("note", "")), agenda.get("cautions", {})
+        return replace(study, never_started=never_started(source), note=note, cautions=told)
     files = sorted(source.glob(f"*{KEPT_SUFFIX}"))
     if not files:
         raise ArgumentError(

@@ -191,11 +191,20 @@ def is_sampled(loss: str) -> bool:
 
 
 def metrics(made: Iterable[Trial]) -> list[str]:
-    """Those of `TABLE_METRICS` that the trials have, at `TABLE_CUTOFF` or else at their largest cutoff."""
-    present = {name for trial in made for run in trial.runs for name in run.record.test}
+    """The metrics that the trials have, the one that decides first.
+
+    They are those of `TABLE_METRICS` at `TABLE_CUTOFF`, or else at their largest cutoff. Where all runs watched another
+    metric (`monitor`), that one decides, and the others are taken at its cutoff.
+    """
+    runs = [run for trial in made for run in trial.runs]
+    present = {name for run in runs for name in run.record.test}
     cutoffs = {int(name.rpartition("@")[2]) for name in present if "@" in name}
+    watched = {run.settings.get("monitor") for run in runs}
+    first = [name for name in watched if name in present] if len(watched) == 1 else []
     cutoff = TABLE_CUTOFF if TABLE_CUTOFF in cutoffs or not cutoffs else max(cutoffs)
-    return [name for metric in TABLE_METRICS if (name := f"{metric}@{cutoff}") in present]
+    cutoff = int(first[0].rpartition("@")[2]) if first else cutoff
+    found = (name for metric in TABLE_METRICS if (name := f"{metric}@{cutoff}") in present)
+    return list(dict.fromkeys((*first, *found)))
 
 
 def direction(metric: str) -> int:
