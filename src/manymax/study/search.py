@@ -182,8 +182,6 @@ class Search:
             for value in place.values if isinstance(place, Choices) else (place.low, place.high):
                 self.config({**(self.first[0] if self.first else {}), name: value})
 
-    # Proposals
-
     def propose(self, records: Sequence[Record]) -> dict[str, Any]:
         """The values of the next trial, from the records of those before it."""
         import optuna
