@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -34,3 +35,22 @@ def seed(request: pytest.FixtureRequest) -> int:
     value: int = request.config.getoption("--seed")
     torch.manual_seed(value)
     return value
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print how many cases of other people's tests agreed, were changed before or left out, with the reasons."""
+    reports = [report for found in terminalreporter.stats.values() for report in found]
+    groups = [
+        value
+        for report in reports
+        if getattr(report, "when", "") == "call"
+        for name, value in report.user_properties
+        if name == "others"
+    ]
+    if groups:
+        terminalreporter.section("cases of other people's tests")
+    for group in groups:
+        terminalreporter.line(f"{group['group']}: {group['agreed']} agree")
+        for word in ("changed", "left_out"):
+            for reason, number in group[word].items():
+                terminalreporter.line(f"    {number} {word.replace('_', ' ')}: {reason}")

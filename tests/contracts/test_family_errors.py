@@ -115,6 +115,12 @@ def test_float_rows_are_refused_with_the_reason(member: Any) -> None:
         member.loss(normal(2, 3), torch.full((2, 3), 1 / 3))
 
 
+@pytest.mark.parametrize("member", [m for m in EXACT if m.takes.float_rows], ids=lambda m: m.name)
+def test_an_id_to_ignore_in_float_rows(member: Any) -> None:
+    with refused(ArgumentError, "`ignore_index`", "negative", "got 1"):
+        member.loss(normal(2, 3), torch.full((2, 3), 1 / 3), ignore_index=1)
+
+
 @pytest.mark.parametrize("member", [m for m in EXACT if not m.takes.smoothing], ids=lambda m: m.name)
 def test_smoothing_is_refused_with_the_reason(member: Any) -> None:
     with refused(ArgumentError, "`label_smoothing`", "0.1", re.escape(member.takes.why)):

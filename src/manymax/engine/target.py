@@ -140,6 +140,11 @@ def read_target(
     rowwise = target.dtype == torch.bool or target.is_floating_point()
     _check_shape(form, target, rowwise)
     class_weight = _read_weight(form, weight, multilabel)
+    if ignored >= 0 and target.is_floating_point():  # as torch: it would do nothing, and say nothing
+        raise ArgumentError(
+            f"`ignore_index` must be negative where `target` has float rows, which have no ids; got {ignored}."
+            " To leave a row out make it zero."
+        )
     if rowwise:
         return _read_rows(form, target, class_weight, multilabel)
     return _read_ids(form, target, class_weight, ignored, multilabel)
