@@ -132,6 +132,8 @@ class BslLoss(ExactLoss):
         tau, weight, ignore_index, reduction, label_smoothing, multilabel: as in `bsl_loss`.
     """
 
+    loss_name, takes = "bsl", TAKES
+
     @checked
     def __init__(
         self,
