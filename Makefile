@@ -74,4 +74,5 @@ $(EXTRAS): $(READY)
 	$(INSTALL) --no-deps triton || echo "triton could not be installed: the tests of its kernels will be skipped"
 	$(INSTALL) -e '.[site]' || echo "the site could not be installed: its tests will be skipped"
 	$(INSTALL) -e '.[peers]' || echo "some packages of the extras could not be installed: their tests will be skipped"
+	$(INSTALL) -e '.[huggingface]' || echo "transformers could not be installed: its tests will be skipped"
 	touch $@

@@ -20,6 +20,7 @@ from mkdocs.structure.files import File, Files
 
 import manymax
 from manymax import distributed
+from manymax.integrations import huggingface
 
 ROOT = Path(__file__).parent
 # Pages made of files outside of docs/.
@@ -76,6 +77,7 @@ def api_page() -> str:
         "Metrics": _named("manymax.metrics", manymax.metrics.__all__),
         "Several processes": _named("manymax.distributed", distributed.__all__),
         "Optimisers": _named("manymax.optim", manymax.optim.__all__),
+        "Language models of transformers": _named("manymax.integrations.huggingface", huggingface.__all__),
     }
     sections = [
         f"## {title}\n\n" + "\n".join(_entry(name, value) for name, value in found) for title, found in groups.items()

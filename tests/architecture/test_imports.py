@@ -51,6 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "distributed": {"heads", "theory", "members", "engine", "samplers", "ops"},
     "theory": {"members", "engine", "samplers", "ops"},
     "advisor": {"members", "engine", "heads", "ops", "theory"},
+    "integrations": {"heads", "members", "engine", "samplers", "ops"},
     "study.data": {"study.files", "study.seeds"},
     "study.data.batches": {"engine", "study.data"},
     "study.metrics": {"metrics", "ops"},
