@@ -99,6 +99,7 @@ class BlockLoss(torch.autograd.Function):
         linear_weight: Tensor,
         linear_bias: Tensor | None,
         setting: Tensor | None,
+        receiver: Tensor | None,
         target: RowTarget,
         kernel: Kernel,
         keywords: Keywords,
@@ -107,9 +108,9 @@ class BlockLoss(torch.autograd.Function):
     ) -> Tensor | tuple[Tensor, ...]:
         # Autograd says which arguments need a gradient, in their order: queries, class vectors, bias, setting. Those
         # that do not are not computed: frozen class vectors, for example, save a matmul. `enabled` is False under
-        # `torch.no_grad()`, where autograd gives the same answer.
-        queries, vectors, bias, wants_setting = (enabled and need for need in ctx.needs_input_grad[:4])
-        wants = queries, vectors, bias
+        # `torch.no_grad()`, where autograd gives the same answer. A receiver gets what is that of the class vectors.
+        queries, vectors, bias, wants_setting, received = (enabled and need for need in ctx.needs_input_grad[:5])
+        wants = queries, vectors or received, bias
         # Without a coefficient kernels compute losses alone.
         given = target if any(wants) or wants_setting else replace(target, coefficient=None)
         losses, gradients, grad_setting, stats = run(
@@ -119,6 +120,7 @@ class BlockLoss(torch.autograd.Function):
         # copies a gradient instead of taking it over. No input is saved, because the gradients need none any more.
         ctx.grads = (*gradients.finish(), grad_setting if wants_setting else None)
         ctx.retain, ctx.dtype = keywords.options.retain_graph, linear_weight.dtype
+        ctx.received = received
         return _with_stats(ctx, (losses * target.factor).sum(), stats)
 
     @staticmethod
@@ -133,9 +135,11 @@ class BlockLoss(torch.autograd.Function):
         if not keep:
             ctx.grads = None  # nothing else holds them now: autograd may take them over without a copy
         queries, vectors, *others = (None if g is None else _times(g, grad, keep) for g in grads)
+        if ctx.received:
+            return (queries, None, *others, vectors, *NOT_TENSORS)
         # After the factor from above, so that sums in float32 are rounded once.
         vectors = None if vectors is None else rounded(vectors, ctx.dtype)
-        return (queries, vectors, *others, *NOT_TENSORS)
+        return (queries, vectors, *others, None, *NOT_TENSORS)
 
 
 def _with_stats(ctx: Any, value: Tensor, stats: list[Tensor]) -> Tensor | tuple[Tensor, ...]:

@@ -54,6 +54,8 @@ class HeadCall:
     bound: (N,) what the scores of each row are compared with, or None.
     kept: (n,) the rows of the caller that are computed, in order; None where n = N.
     pair_ids: (N, P) the number of the training pair of each listed positive; None where no averages are kept.
+    receiver: (classes of this rank, d) in float32, what gets the gradient of class vectors in half precision in their
+        place, before it is rounded; None where they get it.
     """
 
     queries: Tensor
@@ -71,6 +73,7 @@ class HeadCall:
     bound: Tensor | None = None
     kept: Tensor | None = None
     pair_ids: Tensor | None = None
+    receiver: Tensor | None = None
 
     def without_empty_rows(self) -> HeadCall:
         """The call without the rows that have no target weight, whose losses and gradients are 0.
@@ -301,7 +304,7 @@ def blocked_loss(call: HeadCall, kernel: Kernel) -> Tensor | LossResult:
         if keywords.reduction == "mean":
             scale = scale / mean_divisor(call.divisor)
         given = replace(rows, coefficient=scale)
-        value, stats = _split(BlockLoss.apply(*tensors, given, kernel, keywords, call.shards, enabled))
+        value, stats = _split(BlockLoss.apply(*tensors, call.receiver, given, kernel, keywords, call.shards, enabled))
     if keywords.multilabel == "normalized" and kernel.omega is not None:
         # Omega(t / |t|) does not depend on the scores, but on a learned setting: it stays outside of the blocks, with
         # autograd's own derivative. Every rank has the part of its classes.

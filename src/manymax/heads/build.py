@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch  # noqa: F401  (signatures are text that names it)
@@ -18,15 +18,16 @@ from torch import Tensor
 from manymax.engine.drawn import DrawSettings, check_sampler, sampled_loss
 from manymax.engine.head import LinearHead
 from manymax.engine.keywords import PER_CALL, Keywords, read_keywords
-from manymax.engine.linear import check_linear, exact_loss, quadratic_loss, read_call
+from manymax.engine.linear import HeadCall, check_linear, exact_loss, quadratic_loss, read_call
 from manymax.engine.member import Member, Setting
 from manymax.engine.options import Options  # noqa: F401  (the same)
 from manymax.engine.target import SoftTarget, Target  # noqa: F401
 from manymax.errors import ManymaxError
 from manymax.heads.modules import ExactHead, KernelHead, QuadraticHead, SampledHead, learned_property
+from manymax.heads.operator import GraphHead, call_in_graph, register
 from manymax.ops.arguments import Arguments
 from manymax.ops.checks import full_precision
-from manymax.ops.eager import outside_of_graphs
+from manymax.ops.eager import in_graphs, outside_of_graphs
 from manymax.samplers.base import Sampler  # noqa: F401
 
 # By the kind of a member: the base class of its module, and the loss of a call. A tree brings heads of its own.
@@ -79,36 +80,91 @@ def head_function(member: Member) -> Callable[..., Tensor]:
     """
     if member.head_function is not None:
         return member.head_function
+    base, name, form = _base(member), function_name(member), _form(member)
+    known, positional = set(form.names), form.positional
+
+    def node(input: Tensor, linear_weight: Tensor, target: Any, *more: Any, **given: Any) -> Any:
+        given = _bind_positional(name, more, positional, _read_names(name, given, known))
+        given = {"input": input, "linear_weight": linear_weight, "target": target, **given}
+        return call_in_graph(form.key, form.learned, given)
+
+    # Python's own check of the arguments is replaced by that of `parameters`, which differ from member to member.
+    @(outside_of_graphs if form.key is None else in_graphs(node))
+    def function(input: Tensor, linear_weight: Tensor, target: Any, *more: Any, **given: Any) -> Tensor:
+        given = _bind_positional(name, more, positional, _read_names(name, given, known))
+        call, further = form.read(input, linear_weight, target, given)
+        # Autocast would run the matmuls of the scores in half precision, and with them everything that follows.
+        with full_precision(input):
+            return form.loss(call, further)
+
+    function.__name__ = function.__qualname__ = name
+    function.__module__ = "manymax.heads"
+    function.__doc__ = _function_doc(member, base)
+    function.__signature__ = inspect.Signature(form.parameters, return_annotation="Tensor")  # type: ignore[attr-defined]
+    return function
+
+
+@dataclass(frozen=True)
+class FunctionForm:
+    """The head of a member as a function: how its arguments are read.
+
+    parameters: of its signature.
+    read: from queries, class vectors, target and the other arguments by name to the call and what the loss needs beside
+        it: the settings, and what to draw.
+    loss: from these to the loss.
+    key: its name in graphs; None for a head that cannot be in one.
+    learned: the names of settings that may be tensors with a gradient.
+    """
+
+    parameters: list[inspect.Parameter]
+    read: Callable[[Tensor, Tensor, Any, dict[str, Any]], tuple[HeadCall, list[Any]]]
+    loss: Callable[[HeadCall, list[Any]], Any]
+    key: str | None
+    learned: frozenset[str]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the parameters."""
+        return [parameter.name for parameter in self.parameters]
+
+    @property
+    def positional(self) -> list[str]:
+        """The names of further positional parameters, after the three tensors."""
+        return [parameter.name for parameter in self.parameters if parameter.kind is POSITIONAL][3:]
+
+
+_forms: dict[str, tuple[Member, FunctionForm]] = {}  # kept like the classes
+
+
+def _form(member: Member) -> FunctionForm:
+    """How the arguments of a member's head are read; the same object at every call."""
+    if member.name in _forms and _forms[member.name][0] is member:
+        return _forms[member.name][1]
     base = _base(member)
     honoured, drawing = _honours(member, base), issubclass(base, SampledHead)
     parameters = _function_parameters(member, base)
-    known, arguments = {parameter.name for parameter in parameters}, _arguments(parameters)
-    positional = [parameter.name for parameter in parameters if parameter.kind is POSITIONAL][3:]
-    loss, name = LOSSES[member.kind], function_name(member)
+    arguments, name, loss_of = _arguments(parameters), function_name(member), LOSSES[member.kind]
 
-    # Python's own check of the arguments is replaced by that of `parameters`, which differ from member to member.
-    @outside_of_graphs
-    def function(input: Tensor, linear_weight: Tensor, target: Any, *more: Any, **given: Any) -> Tensor:
-        given = _bind_positional(name, more, positional, _read_names(name, given, known))
+    def read(input: Tensor, linear_weight: Tensor, target: Any, given: dict[str, Any]) -> tuple[HeadCall, list[Any]]:
         (input, linear_weight, target), given = arguments.read((input, linear_weight, target), given)
         bias = given.pop("linear_bias", None)
         check_linear(input, linear_weight, bias)  # first, because the number of classes is read off the class vectors
         classes = linear_weight.shape[0]
-        draws = (_read_draws(name, given),) if drawing else ()
+        draws = [_read_draws(name, given)] if drawing else []
         settings = {each.name: each.value(given.pop(each.name, None), classes) for each in member.settings}
         keywords = read_keywords(given, classes, *honoured)
         call = read_call(member, input, linear_weight, bias, target, keywords)
         for draw in draws:
             check_sampler(draw.sampler, classes)
-        # Autocast would run the matmuls of the scores in half precision, and with them everything that follows.
-        with full_precision(input):
-            return loss(member, call, settings, *draws)
+        return call, [settings, *draws]
 
-    function.__name__ = function.__qualname__ = name
-    function.__module__ = "manymax.heads"
-    function.__doc__ = _function_doc(member, base)
-    function.__signature__ = inspect.Signature(parameters, return_annotation="Tensor")  # type: ignore[attr-defined]
-    return function
+    def loss(call: HeadCall, further: list[Any]) -> Any:
+        return loss_of(member, call, *further)
+
+    key = None if drawing else register(member.name, GraphHead(read, loss, blocks=member.kind == "exact"))
+    learned = frozenset(each.name for each in member.settings if each.learned is not None)
+    _forms[member.name] = member, FunctionForm(parameters, read, loss, key, learned)
+    return _forms[member.name][1]
 
 
 def _base(member: Member) -> type[KernelHead]:
@@ -188,6 +244,8 @@ def _make_class(member: Member) -> type[LinearHead]:
         "__signature__": inspect.Signature(parameters),
     }
     namespace["honours"], namespace["honours_why"] = _honours(member, base)
+    form = _form(member)
+    namespace["graph_key"], namespace["graph_learned"] = form.key, form.learned
     for setting in member.settings:
         # The parameter is kept under a name of its own, so that the setting is a property that computes its value.
         if setting.learned is not None and setting.learned.key != setting.name:

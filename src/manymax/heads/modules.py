@@ -18,12 +18,21 @@ from manymax.engine.pair_averages import averages_of, read_num_pairs
 from manymax.engine.ranks import Shards
 from manymax.engine.target import SoftTarget, Target
 from manymax.heads.fused import FusedHead
+from manymax.heads.operator import call_in_graph
 from manymax.ops.arguments import checked
 from manymax.ops.checks import full_precision
-from manymax.ops.eager import outside_of_graphs
+from manymax.ops.eager import in_graphs, outside_of_graphs
 from manymax.samplers.base import Sampler
 from manymax.samplers.checks import check_positive_integer
 from manymax.samplers.uniform import UniformSampler
+
+
+def _node(head: KernelHead, input: Tensor, target: Any, linear_weight: Tensor | None = None, **rows: Any) -> Any:
+    """A call of a head in a graph, as a call of the function of the same name."""
+    vectors, bias = head.vectors(linear_weight)
+    kept = {name: getattr(head, name) for name in head.keywords if name not in PER_CALL}
+    tensors = {"input": input, "linear_weight": vectors, "target": target, "linear_bias": bias}
+    return call_in_graph(head.graph_key, head.graph_learned, {**tensors, **head.settings(), **kept, **rows})
 
 
 class KernelHead(LinearHead):
@@ -35,6 +44,8 @@ class KernelHead(LinearHead):
     keywords: ClassVar[tuple[str, ...]]  # which of the shared keywords it takes
     honours_why: ClassVar[str] = ""  # why the other options have no effect, for the error
     about: ClassVar[str] = ""  # a sentence of documentation on how gradients are computed
+    graph_key: ClassVar[str | None] = None  # its name in graphs; None for a head that cannot be in one
+    graph_learned: ClassVar[frozenset[str]] = frozenset()  # the settings that may be tensors with a gradient there
     weight: Tensor | None
 
     def __init__(
@@ -114,7 +125,7 @@ class KernelHead(LinearHead):
         keywords = Keywords(**kept, **per_call)
         return read_call(self.member, input, linear_weight, linear_bias, target, keywords, shards)
 
-    @outside_of_graphs
+    @in_graphs(_node)
     @checked
     def forward(
         self,

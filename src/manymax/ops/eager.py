@@ -1,4 +1,4 @@
-"""Functions that torch.compile leaves out of its graphs, as a whole."""
+"""Functions that torch.compile leaves out of its graphs, as a whole, or takes into them as one node."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from collections.abc import Callable
 from functools import wraps
 from types import CodeType
 from typing import Any
+
+import torch
+
+from manymax.errors import ManymaxError
 
 # `torch.compiler.disable` does the same, but loads the compiler, for two seconds, where nothing may ever be compiled.
 # The names below are private, and those of torch 2.6 are others than those of 2.13. Should a later version move them, a
@@ -50,3 +54,29 @@ def outside_of_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
     made._torchdynamo_disable = True
     made._torchdynamo_disable_msg = "a head looks at the values of its scores"
     return call
+
+
+def in_graphs(node: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The function, of which torch.compile and torch.export see `node` instead.
+
+    Args:
+        node: called with the arguments while a graph is traced; returns None for those that no graph can hold, for
+            which torch.compile breaks its graph.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        left_out, compiling = outside_of_graphs(function), torch.compiler.is_compiling
+
+        @wraps(function)
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            if compiling():
+                found = node(*arguments, **keywords)
+                if found is not None:
+                    return found
+            return left_out(*arguments, **keywords)
+
+        # After a break the compiler is asked for the call by itself, where there is nothing to compile.
+        _never_compile(call.__code__)
+        return call
+
+    return decorate
