@@ -7,8 +7,7 @@ its documentation are built from the same, so that `help()` shows every keyword.
 from __future__ import annotations
 
 import inspect
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -23,6 +22,7 @@ from manymax.engine.member import Member, Setting
 from manymax.engine.options import Options  # noqa: F401  (the same)
 from manymax.engine.target import SoftTarget, Target  # noqa: F401
 from manymax.errors import ManymaxError
+from manymax.heads.call_arguments import bind_positional, read_names
 from manymax.heads.modules import ExactHead, KernelHead, QuadraticHead, SampledHead, learned_property
 from manymax.heads.operator import GraphHead, call_in_graph, register
 from manymax.ops.arguments import Arguments
@@ -38,7 +38,6 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
     "sampled": sampled_loss,
 }
 POSITIONAL, KEYWORD = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
-DEPRECATED = {"sparse": "sparse_grad"}  # old names of keywords, which still work with a warning
 
 # One class for each member, by name. The member is kept too: another one of the same name gets a class of its own.
 _classes: dict[str, tuple[Member, type[LinearHead]]] = {}
@@ -84,14 +83,14 @@ def head_function(member: Member) -> Callable[..., Tensor]:
     known, positional = set(form.names), form.positional
 
     def node(input: Tensor, linear_weight: Tensor, target: Any, *more: Any, **given: Any) -> Any:
-        given = _bind_positional(name, more, positional, _read_names(name, given, known))
+        given = bind_positional(name, more, positional, read_names(name, given, known))
         given = {"input": input, "linear_weight": linear_weight, "target": target, **given}
         return call_in_graph(form.key, form.learned, given)
 
     # Python's own check of the arguments is replaced by that of `parameters`, which differ from member to member.
     @(outside_of_graphs if form.key is None else in_graphs(node))
     def function(input: Tensor, linear_weight: Tensor, target: Any, *more: Any, **given: Any) -> Tensor:
-        given = _bind_positional(name, more, positional, _read_names(name, given, known))
+        given = bind_positional(name, more, positional, read_names(name, given, known))
         call, further = form.read(input, linear_weight, target, given)
         # Autocast would run the matmuls of the scores in half precision, and with them everything that follows.
         with full_precision(input):
@@ -192,35 +191,6 @@ def _read_draws(name: str, given: dict[str, Any]) -> DrawSettings:
     return DrawSettings(given.pop("sampler"), given.pop("num_negatives", 100))
 
 
-def _bind_positional(
-    name: str, more: tuple[Any, ...], positional: list[str], given: Mapping[str, Any]
-) -> dict[str, Any]:
-    """All arguments by name: the further positional ones under the names `positional`, and those given by name.
-
-    Too many, or one that is given twice, raise the error that Python would raise.
-    """
-    if len(more) > len(positional):
-        raise TypeError(f"{name}() takes {len(positional)} further positional arguments; got {len(more)}")
-    bound = dict(zip(positional, more, strict=False))
-    for key in bound.keys() & given.keys():
-        raise TypeError(f"{name}() got multiple values for argument {key!r}")
-    return {**bound, **given}
-
-
-def _read_names(name: str, given: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
-    """Keyword arguments under their present names; unknown ones raise the error that Python would raise."""
-    read = {}
-    for key, value in given.items():
-        present = DEPRECATED[key] if DEPRECATED.get(key) in known else key
-        if present != key:
-            # Level 3 is the line that called the head.
-            warnings.warn(f"`{key}` is called `{present}` now.", DeprecationWarning, stacklevel=3)
-        if present not in known:
-            raise TypeError(f"{name}() got an unexpected keyword argument {key!r}")
-        read[present] = value
-    return read
-
-
 def _make_class(member: Member) -> type[LinearHead]:
     """A subclass of the base class of the member's kind, with a constructor whose signature shows its settings."""
     base, name = _base(member), class_name(member)
@@ -229,7 +199,7 @@ def _make_class(member: Member) -> type[LinearHead]:
     positional = [parameter.name for parameter in parameters if parameter.kind is POSITIONAL][2:]
 
     def __init__(self: Any, in_features: int | None, num_classes: int, *more: Any, **given: Any) -> None:
-        given = _bind_positional(name, more, positional, _read_names(name, given, known))
+        given = bind_positional(name, more, positional, read_names(name, given, known))
         sizes, given = arguments.read((in_features, num_classes), given)
         base.__init__(self, *sizes, **given)
 

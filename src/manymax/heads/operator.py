@@ -3,7 +3,7 @@
 A head looks at the values of its scores to choose what to compute, which no graph can hold. Traced, a call therefore
 becomes one node, `manymax::linear_head`, whose arguments are tensors and one line of text that says the rest:
 
-    softmax; input; linear_weight; target; reduction='mean'; stats='nll,argmax'
+    softmax; input; linear_weight; target; reduction='mean'; stats='nll,argmax,'
 
 The names that stand alone are those of the tensors, in their order. When the graph runs, the node calls the head as
 eager code does, with all of its checks, and returns the loss, the statistics and, as eager heads compute gradients in
@@ -28,7 +28,7 @@ from manymax.engine.options import ALL_OPTIONS, HeadOptions
 from manymax.engine.statistics import LossResult
 from manymax.engine.target import SoftTarget, Target
 from manymax.errors import ManymaxError
-from manymax.ops.checks import full_precision
+from manymax.ops.checks import full_precision, visible
 
 # Below an operator torch records no gradients, and has no public switch for it: the keys of the dispatcher are set back
 # to what they are outside of it. Should a later version move the names, a head is a break in the graph.
@@ -50,8 +50,8 @@ LEARNED = frozenset({"input", "linear_weight", "linear_bias", "temperature"})
 class GraphHead:
     """A head as the operator calls it.
 
-    read: from queries, class vectors, target and keyword arguments to the call that was read and what the loss needs beside
-        it.
+    read: from queries, class vectors, target and the other arguments by name to the call that was read, and what the
+        loss needs beside it.
     loss: from these to the loss.
     blocks: whether it goes over blocks of scores.
     """
@@ -100,26 +100,30 @@ def call_in_graph(key: str | None, learned: frozenset[str], given: Mapping[str, 
         elif name == "options.sparse_grad" and value:
             return None  # a graph has no sparse tensors
         elif value is not None:
-            words.append(f"{name}={value!r}")
+            words.append(f"{name}={_constant(value)!r}")
     found = torch.ops.manymax.linear_head(tensors, "; ".join(words), wants)
-    stats = _named(given.get("stats"))
-    if not stats:
+    stats = given.get("stats")
+    if not stats or isinstance(stats, str):  # a word alone is refused when the graph runs
         return found[0]
     rows = {name: found[1 + i].detach() for i, name in enumerate(stats)}
     return LossResult(found[0], **rows)
 
 
-def _named(stats: Any) -> tuple[str, ...]:
-    """The names of statistics: one, several, or none."""
-    return (stats,) if isinstance(stats, str) else tuple(stats or ())
+def _constant(value: Any) -> Any:
+    """The value as one that the text of a node can have."""
+    if not isinstance(value, (int, float)):
+        return value
+    # A number that has changed since the last graph is no constant to the compiler; as a key it becomes one again.
+    (constant,) = {value: None}
+    return constant
 
 
 def _flat(given: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """The arguments by name, those that have parts as their parts."""
     found: list[tuple[str, Any]] = []
     for name, value in given.items():
-        if name == "stats":
-            found.append((name, ",".join(_named(value)) or None))
+        if name == "stats" and not isinstance(value, str):
+            found.append((name, "".join([f"{word}," for word in value or ()]) or None))
         elif name == "num_items" and isinstance(value, (int, float)) and not isinstance(value, bool):
             # Another one in every step: as text it would be a new graph each time.
             found.append((name, torch.full((), value, dtype=torch.float64)))
@@ -157,8 +161,8 @@ class Words:
                 constants[name] = ast.literal_eval(value)
             except ValueError:  # infinity is no literal
                 constants[name] = float(value)
-        if "stats" in constants:
-            constants["stats"] = tuple(constants["stats"].split(","))
+        if constants.get("stats", "").endswith(","):
+            constants["stats"] = tuple(constants["stats"].split(",")[:-1])
         return cls(head, tuple(word for word in words if "=" not in word), constants)
 
     @property
@@ -169,7 +173,8 @@ class Words:
     @property
     def stats(self) -> tuple[str, ...]:
         """The names of the statistics."""
-        return self.constants.get("stats", ())
+        named = self.constants.get("stats", ())
+        return named if isinstance(named, tuple) else ()
 
     def arguments(self, tensors: list[Tensor]) -> dict[str, Any]:
         """All arguments by name, with parts put together."""
@@ -250,16 +255,17 @@ def _run_backward(tensors: list[Tensor], factor: Tensor, call: str, wants: list[
     words = Words.of(call)
     with _recording():
         read, settings, leaves = _call(words, tensors, wants)
-        factors: Tensor | None = factor.reshape(-1).to(read.queries.dtype)
-        if factor.isfinite().all():
-            # Weights of the rows of a sum: its forward computes the gradients at once.
-            weight = factors if read.row_weight is None else factors * read.row_weight
-            keywords = replace(read.keywords, reduction="sum", stats=())
-            read, factors = replace(read, row_weight=weight, keywords=keywords), None
+        # Weights of the rows of a sum, whose forward computes the gradients at once. A sum that is infinite is refused;
+        # gradients may be, where a factor was.
+        as_sum = not visible(factor) or bool(factor.isfinite().all())
+        if as_sum:
+            weight = factor.reshape(-1).to(read.queries.dtype)
+            weight = weight if read.row_weight is None else weight * read.row_weight
+            read = replace(read, row_weight=weight, keywords=replace(read.keywords, reduction="sum", stats=()))
         with full_precision(read.queries):
-            value = _heads[words.head].loss(read, settings)
-        value = value.loss if isinstance(value, LossResult) else value
-        grads = _gradients(value, leaves, None if factors is None else factor)
+            result = _heads[words.head].loss(read, settings)
+        value = result.loss if isinstance(result, LossResult) else result
+        grads = _gradients(value, leaves, None if as_sum else factor)
     wanted = [tensor for tensor, want in zip(tensors, wants, strict=True) if want]
     return [grad.detach().to(tensor.dtype).contiguous() for grad, tensor in zip(grads, wanted, strict=True)]
 
@@ -311,7 +317,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     ctx.save_for_backward(*(tensors if words.reduction == "none" else output[1 + len(words.stats) :]))
 
 
-def _backward(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
+def _backward(ctx: Any, grads: Any) -> tuple[Any, ...]:
     """The gradients times the factor from above, which is that of the loss alone."""
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         raise ManymaxError(

@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-from manymax.errors import ManymaxError
-
 # `torch.compiler.disable` does the same, but loads the compiler, for two seconds, where nothing may ever be compiled.
 # The names below are private, and those of torch 2.6 are others than those of 2.13. Should a later version move them, a
 # compiled model still runs, with more breaks in its graph.
@@ -18,6 +16,14 @@ try:
     from torch._C._dynamo import eval_frame as _eval_frame
 except ImportError:
     _eval_frame: Any = None  # type: ignore[no-redef]
+
+
+# What torch shows where a full graph was asked for.
+MESSAGE = (
+    "a head looks at the values of its scores, which no graph can hold. Exact heads are one operator in a graph, unless"
+    " with `sparse_grad`, `target` or `weight` that require a gradient; others are a break in it: leave"
+    " `fullgraph=True` out, or compile what comes before the head"
+)
 
 
 def _never_compile(code: CodeType) -> None:
@@ -52,7 +58,7 @@ def outside_of_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
     made: Any = call
     _never_compile(made.__code__)
     made._torchdynamo_disable = True
-    made._torchdynamo_disable_msg = "a head looks at the values of its scores"
+    made._torchdynamo_disable_msg = MESSAGE
     return call
 
 
@@ -76,7 +82,8 @@ def in_graphs(node: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callab
             return left_out(*arguments, **keywords)
 
         # After a break the compiler is asked for the call by itself, where there is nothing to compile.
-        _never_compile(call.__code__)
+        made: Any = call
+        _never_compile(made.__code__)
         return call
 
     return decorate
