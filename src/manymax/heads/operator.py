@@ -38,10 +38,13 @@ except ImportError:
     RECORDS = False
 else:
     RECORDS = True
-    _OUTSIDE = _dispatch_tls_local_include_set(), _dispatch_tls_local_exclude_set()
+    _PLAIN_KEYS = _dispatch_tls_local_include_set(), _dispatch_tls_local_exclude_set()
 
 HALVES = (torch.float16, torch.bfloat16)
-PARTS: dict[type, tuple[str, ...]] = {SoftTarget: SoftTarget._fields, Target: tuple(f.name for f in fields(Target))}
+TARGET_PARTS: dict[type, tuple[str, ...]] = {
+    SoftTarget: SoftTarget._fields,
+    Target: tuple(f.name for f in fields(Target)),
+}
 OPTIONS = tuple(sorted(ALL_OPTIONS))
 LEARNED = frozenset({"input", "linear_weight", "linear_bias", "temperature"})
 
@@ -128,7 +131,7 @@ def _flat(given: Mapping[str, Any]) -> list[tuple[str, Any]]:
             # Another one in every step: as text it would be a new graph each time.
             found.append((name, torch.full((), value, dtype=torch.float64)))
         elif isinstance(value, (SoftTarget, Target)):
-            parts = PARTS[SoftTarget] if isinstance(value, SoftTarget) else PARTS[Target]
+            parts = TARGET_PARTS[SoftTarget] if isinstance(value, SoftTarget) else TARGET_PARTS[Target]
             found += [(f"{name}.{part}", getattr(value, part)) for part in parts]
         elif isinstance(value, HeadOptions):
             found += [(f"{name}.{part}", getattr(value, part)) for part in OPTIONS]
@@ -187,7 +190,7 @@ class Words:
                 given[name] = value
         target = given["target"]
         if isinstance(target, dict):
-            kind: Any = SoftTarget if set(target) == set(PARTS[SoftTarget]) else Target
+            kind: Any = SoftTarget if set(target) == set(TARGET_PARTS[SoftTarget]) else Target
             given["target"] = kind(**target)
         return given
 
@@ -195,7 +198,7 @@ class Words:
 def _recording() -> AbstractContextManager[Any]:
     """The context in which torch records gradients, within an operator too."""
     stack = ExitStack()
-    stack.enter_context(_ForceDispatchKeyGuard(*_OUTSIDE))
+    stack.enter_context(_ForceDispatchKeyGuard(*_PLAIN_KEYS))
     stack.enter_context(torch.enable_grad())
     return stack
 
