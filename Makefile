@@ -75,4 +75,5 @@ $(EXTRAS): $(READY)
 	$(INSTALL) -e '.[site]' || echo "the site could not be installed: its tests will be skipped"
 	$(INSTALL) -e '.[peers]' || echo "some packages of the extras could not be installed: their tests will be skipped"
 	$(INSTALL) -e '.[huggingface]' || echo "transformers could not be installed: its tests will be skipped"
+	$(INSTALL) -e '.[sentences]' || echo "datasets could not be installed: tests of sentence-transformers will be skipped"
 	touch $@

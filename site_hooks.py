@@ -20,7 +20,7 @@ from mkdocs.structure.files import File, Files
 
 import manymax
 from manymax import distributed
-from manymax.integrations import huggingface
+from manymax.integrations import huggingface, sentence_transformers
 
 ROOT = Path(__file__).parent
 # Pages made of files outside of docs/.
@@ -78,6 +78,7 @@ def api_page() -> str:
         "Several processes": _named("manymax.distributed", distributed.__all__),
         "Optimisers": _named("manymax.optim", manymax.optim.__all__),
         "Language models of transformers": _named("manymax.integrations.huggingface", huggingface.__all__),
+        "Sentence-transformers": _named("manymax.integrations.sentence_transformers", sentence_transformers.__all__),
     }
     sections = [
         f"## {title}\n\n" + "\n".join(_entry(name, value) for name, value in found) for title, found in groups.items()

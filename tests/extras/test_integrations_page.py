@@ -9,7 +9,10 @@ import pytest
 
 PAGE = (Path(__file__).parents[2] / "docs" / "integrations.md").read_text(encoding="utf-8")
 # The packages that a section of the page needs, by words of its title.
-NEEDED = {"transformers": ("transformers",)}
+NEEDED = {
+    "models of transformers": ("transformers",),
+    "sentence-transformers": ("sentence_transformers", "datasets", "accelerate"),
+}
 SECTIONS = re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, flags=re.MULTILINE | re.DOTALL)
 
 
