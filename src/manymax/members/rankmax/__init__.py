@@ -2,7 +2,7 @@
 
 from manymax.engine.member import Member
 from manymax.members.rankmax.kernel import COST, TRAFFIC, rankmax_kernel
-from manymax.members.rankmax.loss import FACTS, FORMULAS, TAKES, RankmaxLoss, rankmax, rankmax_loss
+from manymax.members.rankmax.loss import FACTS, FORMULAS, SETTINGS, TAKES, RankmaxLoss, rankmax, rankmax_loss
 from manymax.members.rankmax.theory import THEORY
 
 MEMBER = Member(
@@ -14,6 +14,8 @@ MEMBER = Member(
     module=RankmaxLoss,
     formulas=FORMULAS,
     facts=FACTS,
+    settings=SETTINGS,
+    examples=({}, {"k": 2}),
     takes=TAKES,
     needs_label=True,
     sparse=True,

@@ -7,7 +7,9 @@ soon as the score of the positive is.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,6 +21,8 @@ from manymax.engine.positives import listed_places
 from manymax.engine.ranks import Ranks
 from manymax.engine.row_target import RowTarget
 from manymax.errors import ArgumentError
+from manymax.members.rankmax.best import Best, take_best_
+from manymax.members.rankmax.saturation import log_scale, saturation
 from manymax.ops import simplex
 from manymax.ops.checks import check_finite, visible
 from manymax.ops.row_blocks import row_blocks
@@ -38,7 +42,7 @@ COST = exact_cost(
 TRAFFIC = exact_traffic(sums=3, row=MARKED, each=4 * DOUBLE)
 
 
-def rankmax_kernel() -> Kernel:
+def rankmax_kernel(k: int = 1) -> Kernel:
     """The kernel of the rankmax loss.
 
     Where few classes come within 1 of a positive the gradient touches only these, so that one of the three matmuls of
@@ -50,12 +54,15 @@ def rankmax_kernel() -> Kernel:
         >>> manymax.linear_rankmax_loss(input, vectors, torch.tensor([1]))
         tensor(0.9163)
     """
-    return Kernel(_run, undoes_cap=native_rows)
+    if k == 1:
+        return Kernel(lambda block: _run(block, block_rankmax), undoes_cap=native_rows)
+    # With k > 1 the sums come before what follows from them, as on several ranks.
+    return Kernel(lambda block: _run(block, partial(_rows_by_sums, k=k)))
 
 
-def _run(block: Block) -> BlockResult:
-    """The result of a block with its statistics: p_i = 1 / S_i of a positive i, so that its loss is -log p_i."""
-    result = block_rankmax(block)
+def _run(block: Block, rows_of: Callable[[Block], BlockResult]) -> BlockResult:
+    """The result of a block with its statistics: the loss of a positive i is -log p_i."""
+    result = rows_of(block)
     if "nll" in block.keywords.stats:
         result.stats["nll"] = result.losses / block.target.total
     return result
@@ -64,7 +71,7 @@ def _run(block: Block) -> BlockResult:
 def block_rankmax(block: Block) -> BlockResult:
     """Losses and gradient of a block of scores: a few entries where few classes are above the lowest cut."""
     if not block.ranks.alone:
-        return _sharded_rows(block)
+        return _rows_by_sums(block)
     target, scores = block.target, block.scores
     target, labels = _sorted_positives(target, target.pick(scores))
     block = replace(block, target=target)
@@ -243,19 +250,27 @@ def _sums_above(buckets: Tensor) -> Tensor:
     return buckets[:, 1:].flip(1).cumsum(1).flip(1)
 
 
-# Several ranks -----------------------------------------------------------------------------------
+# Several ranks, and k > 1 -------------------------------------------------------------------------
 
 
-def _sharded_rows(block: Block) -> BlockResult:
-    """The result of a block whose classes are split over ranks: each sums over its own, then the sums are added up."""
+def _rows_by_sums(block: Block, k: int = 1) -> BlockResult:
+    """The result of a block whose classes are split over ranks: each sums over its own, then the sums are added up.
+
+    With k > 1 the k - 1 best classes of a row are taken out of the table first, and join the sums one by one.
+    """
     target, scores, ranks = block.target, block.scores, block.ranks
     # On a device nothing is looked for in groups.
     group_tops = simplex.group_maxima(scores) if block.level is None and visible(scores) else None
     # The first exchange. A nan on one rank reaches all of them, so that all raise and none waits for the others.
     check_finite(ranks.maximum(scores.amax(1) if group_tops is None else group_tops.amax(1)))
     labels, weights, target = _labels_of_all_ranks(target, scores, ranks)
+    best = None
+    if k > 1:
+        best = take_best_(scores, k - 1, ranks)
+        group_tops = None if group_tops is None else simplex.group_maxima(scores)
+        block = replace(block, tops=None)  # a maximum may have been one of the best
     if block.level is not None:
-        return _sharded_native(replace(block, target=target), labels, weights)
+        return _native_by_sums(replace(block, target=target), labels, weights, best)
     lowest = labels[:, :1]
     narrow: list[simplex.Candidates] = []
     wide_rows = torch.arange(len(scores), device=scores.device)
@@ -279,26 +294,25 @@ def _sharded_rows(block: Block) -> BlockResult:
             own[rows, p] = torch.stack([u.sum(1), u.sign_().sum(1)], 1).double()
     # One exchange for all rows and positives of the block. No gradient can be written before it, because the shares
     # need the sums of all ranks: the violations are computed a second time below rather than kept.
-    losses, shares, sizes = _losses_and_shares(target, weights, ranks.sum(own))
+    losses, shares, sizes, entries = _losses_and_shares(target, labels, weights, ranks.sum(own), best)
     result = BlockResult(losses.to(scores.dtype))
     if shares is None:
         return result
     for rows, s in pieces:
         _shares_in_place_(s, labels[rows], shares[rows])
-    # The first pieces are those of the candidates; the others are views of `table`.
-    for candidates, (_, grad) in zip(narrow, pieces, strict=False):
+    for candidates, (_, grad) in zip(narrow, pieces, strict=False):  # the other pieces are views of `table`
         row, column = (grad != 0).nonzero(as_tuple=True)
         values = grad[row, column].to(scores.dtype)
         result.parts.append(Sparse(candidates.rows[row], candidates.ids[row, column], values))
     if len(wide_rows):
         ones = torch.ones_like(table[:, 0])
         result.parts.append(Dense(table, ones, None if len(wide_rows) == len(scores) else wide_rows))
-    result.parts.append(_entries_of_positives(target, -shares * sizes))
+    result.parts += [_entries_of_positives(target, -shares * sizes), *entries]
     return result
 
 
-def _sharded_native(block: Block, labels: Tensor, weights: Tensor) -> BlockResult:
-    """`_sharded_rows` by kernel.cpp, with the same exchanges, from labels and weights of all ranks, (n, P) each."""
+def _native_by_sums(block: Block, labels: Tensor, weights: Tensor, best: Best | None) -> BlockResult:
+    """`_rows_by_sums` by kernel.cpp, with the same exchanges, from labels and weights of all ranks, (n, P) each."""
     target, scores = block.target, block.scores
     lowest = labels[:, :1].contiguous()
     count = native.pack_above(block, lowest, torch.full_like(lowest, -1.0))
@@ -306,29 +320,45 @@ def _sharded_native(block: Block, labels: Tensor, weights: Tensor) -> BlockResul
     table = scores, *scores.shape, block.num_classes, count
     assert block.level is not None
     native_library.call(block.level, "rankmax_sums", scores, *table, labels, labels.shape[1], own, threads=True)
-    losses, shares, sizes = _losses_and_shares(target, weights, block.ranks.sum(own))
+    losses, shares, sizes, entries = _losses_and_shares(target, labels, weights, block.ranks.sum(own), best)
     result = BlockResult(losses.to(scores.dtype))
-    if shares is not None:
-        rows = native.KernelCall(block, count=count)
-        rows.run("rankmax_gradients", labels, shares.contiguous(), sizes.contiguous())
-        result.parts += rows.parts
+    if shares is None:
+        return result
+    if best is not None:  # kernel.cpp looks for the positives of this rank in the table
+        taken = best.holds(target.ids) & (target.weights != 0)
+        entries.append(_entries_of_positives(replace(target, weights=target.weights * taken), -shares * sizes))
+        block = replace(block, target=replace(target, weights=target.weights * ~taken))
+    rows = native.KernelCall(block, count=count)
+    rows.run("rankmax_gradients", labels, shares.contiguous(), sizes.contiguous())
+    result.parts += [*rows.parts, *entries]
     return result
 
 
-def _losses_and_shares(target: RowTarget, weights: Tensor, sums: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Losses (n,), the shares coefficient weight_p / S_p (n, P), None if no gradient is wanted, and the sizes m_p.
+def _losses_and_shares(
+    target: RowTarget, labels: Tensor, weights: Tensor, sums: Tensor, best: Best | None
+) -> tuple[Tensor, Tensor | None, Tensor, list[Sparse]]:
+    """Losses (n,), shares coefficient weight_p / S_p (n, P), None if no gradient is wanted, sizes m_p, and entries.
 
     Args:
         target: of the rows.
-        weights: (n, P) of the positives of all ranks.
-        sums: (n, P, 2) S_p and m_p over the classes of all ranks.
+        labels, weights: (n, P) of the positives of all ranks.
+        sums: (n, P, 2) S_p and m_p over the classes of all ranks that are in their tables.
+        best: the classes that have been taken out, whose gradient is the last result; None where there are none.
     """
     distances, sizes = sums.unbind(2)
-    distances = torch.where(weights != 0, distances, 1)  # a missing positive has the sum 0, and with 1 the loss 0
-    losses = (weights * distances.log()).sum(1)
+    if best is not None:
+        found = saturation(best.scores, labels.double(), distances, sizes)
+        losses = (weights * torch.where(weights != 0, log_scale(found), 0)).sum(1)
+        factor = torch.where((weights != 0) & (found.sums > found.places), weights, 0)
+        distances, sizes = torch.where(factor != 0, found.sums, 1), found.sizes
+    else:
+        distances = torch.where(weights != 0, distances, 1)  # a missing positive has the sum 0, and with 1 the loss 0
+        losses, factor = (weights * distances.log()).sum(1), weights
     if target.coefficient is None:
-        return losses, None, sizes
-    return losses, target.coefficient.double().unsqueeze(1) * weights / distances, sizes
+        return losses, None, sizes, []
+    shares = target.coefficient.double().unsqueeze(1) * factor / distances
+    entries = [] if best is None else [best.entries((shares.unsqueeze(2) * found.counted).sum(1), weights.dtype)]
+    return losses, shares, sizes, entries
 
 
 def _labels_of_all_ranks(target: RowTarget, scores: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor, RowTarget]:

@@ -8,6 +8,14 @@ The map needs the label, so at inference rank by the scores. The gradient of the
 the gradient p - e_y, and the loss is not convex: rankmax is not a Fenchel-Young loss, although the paper on the softmax
 family that the facts cite calls it one. At a kink s_j = s_y - 1 the class j counts as outside of the support.
 
+On the (n, k)-simplex {p in [0, 1]^n, sum p = k}, for lists of k items, with k = 1 as above:
+
+    map       p_i(s; y) = min(1, a u_i), a such that the sum is k; 1 for all with u_i > 0 where these are fewer than k
+    loss      l(y, s) = -log p_y = max(0, -log a)
+    gradient  (1_P' - m' e_y) / S' where p_y < 1, with S' and m' over P', the classes of P with p < 1
+
+A class at the bound 1 has no more to gain, and only its place counts. The authors state it and ran k = 1 alone.
+
 Citation: Kong, Krichene, Mayoraz, Rendle, Zhang, "Rankmax", NeurIPS 2020.
 """
 
@@ -19,23 +27,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manymax.engine.member import Fact, Facts, Formulas, Takes
+from manymax.engine.member import Fact, Facts, Formulas, Setting, Takes
 from manymax.engine.module import ExactLoss
+from manymax.engine.row_target import listed
 from manymax.engine.target import Form, SoftTarget, Target, check_options, check_positives, read_target
 from manymax.errors import ArgumentError
+from manymax.members.rankmax.saturation import log_scale, saturation
 from manymax.ops.arguments import checked
 from manymax.ops.checks import check_finite, check_scores, classes_last, learned, visible, working
 from manymax.ops.forward_mode import differentiable
 from manymax.ops.reduction import reduce
 
+SETTINGS = (
+    Setting("k", int, 1, "The sum of rankmax's probabilities, the length of the list.", least=1, option="simplex"),
+)
+
 
 @checked
-def rankmax(scores: Tensor, target: Tensor, dim: int = -1) -> Tensor:
+def rankmax(scores: Tensor, target: Tensor, k: int = 1, dim: int = -1) -> Tensor:
     """Rankmax probabilities given the label, p_i = max(0, s_i - s_y + 1) / S.
 
     Args:
         scores: (..., C) scores; -inf masks a class.
         target: (...) integer ids, the label y of each row.
+        k: the sum of the probabilities, each of which is at most 1: p_i = min(1, a max(0, s_i - s_y + 1)).
         dim: the dimension of the classes.
 
     Returns:
@@ -45,7 +60,10 @@ def rankmax(scores: Tensor, target: Tensor, dim: int = -1) -> Tensor:
         >>> import torch, manymax
         >>> manymax.rankmax(torch.tensor([2.0, 1.5, -1.0]), torch.tensor(1))
         tensor([0.6000, 0.4000, 0.0000])
+        >>> manymax.rankmax(torch.tensor([2.0, 1.5, 1.0]), torch.tensor(1), k=2)
+        tensor([1.0000, 0.6667, 0.3333])
     """
+    _check(k)
     work, dtype = working(classes_last(scores, dim))
     TAKES.check("rankmax", target)
     read = read_target(Form.of(work), target, None, -100)
@@ -57,8 +75,23 @@ def rankmax(scores: Tensor, target: Tensor, dim: int = -1) -> Tensor:
     check_finite(work.amax(-1))
     check_positives(label)
     violation = torch.relu(work - label + 1)
-    probs = violation / violation.sum(-1, keepdim=True)
+    if k == 1:
+        return (violation / violation.sum(-1, keepdim=True)).to(dtype).movedim(-1, dim)
+    best, others = _best_and_others(work, k)
+    rest = torch.relu(others - label + 1).sum(-1, keepdim=True)
+    found = saturation(best, label, rest, torch.zeros_like(rest))
+    inside = found.sums > 0
+    scale = found.places / torch.where(inside, found.sums, 1)
+    probs = torch.where(inside, (scale * violation).clamp(max=1), (violation > 0).to(work.dtype))
     return probs.to(dtype).movedim(-1, dim)
+
+
+def _best_and_others(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k - 1 largest scores of each row, (..., K), and the scores (..., C) with -inf in their places."""
+    best = scores.topk(min(k - 1, scores.shape[-1]), -1)
+    others = scores.scatter(-1, best.indices, -torch.inf)
+    padding = max(0, k - 1 - scores.shape[-1])
+    return torch.nn.functional.pad(best.values, (0, padding), value=-torch.inf), others
 
 
 class _Violations(torch.autograd.Function):
@@ -138,6 +171,7 @@ def rankmax_loss(
     scores: Tensor,
     target: Tensor | Target | SoftTarget,
     *,
+    k: int = 1,
     weight: Tensor | None = None,
     ignore_index: int | None = -100,
     reduction: str = "mean",
@@ -146,12 +180,15 @@ def rankmax_loss(
 ) -> Tensor:
     """The rankmax loss log(1 + sum_{j != y} max(0, s_j - s_y + 1)).
 
-    The loss and its gradient are exactly 0 where s_y exceeds every other score by at least 1.
+    The loss and its gradient are exactly 0 where s_y exceeds every other score by at least 1; with k > 1 where all but
+    k - 1 do not come near it.
 
     Args:
         scores: (..., C) scores, classes last; -inf masks a class.
         target: ids or bool rows as in `softmax_loss`; float rows are refused, and so is smoothing,
             because every class with a weight needs a sum over all classes of its own.
+        k: the sum of the probabilities of a row, each at most 1. With k > 1 the loss is -log p_y of that map: classes
+            that have the probability 1 are left out of the sum.
         weight, ignore_index, reduction: as in `softmax_loss`.
         label_smoothing: must be 0.
         multilabel: "sum" over positives, each with its own support; "normalized" divides that by their total weight.
@@ -163,7 +200,10 @@ def rankmax_loss(
         >>> import torch, manymax
         >>> manymax.rankmax_loss(torch.tensor([[2.0, 1.5, -1.0]]), torch.tensor([1]))
         tensor(0.9163)
+        >>> manymax.rankmax_loss(torch.tensor([[2.0, 1.5, 1.0]]), torch.tensor([1]), k=2)
+        tensor(0.4055)
     """
+    _check(k)
     check_options(reduction, label_smoothing, multilabel)
     TAKES.check("rankmax", target, label_smoothing)
     check_scores(scores)
@@ -171,29 +211,79 @@ def rankmax_loss(
     read = read_target(Form.of(work), target, weight, ignore_index, multilabel)
     check_finite(work.amax(-1))
     check_positives(read.pick(work))
-    sums = _all_violations(work) if read.ids is None else _violations(work, read.ids)
-    weights = read.weights.to(sums.dtype)
-    counts = weights != 0
-    if learned(weights):  # a learned weight of 0 has a gradient too, unless its class is masked
-        counts = counts | sums.isfinite()
-    rows = (weights * torch.where(counts, sums, 1).log()).sum(-1)
+    if k == 1:
+        sums = _all_violations(work) if read.ids is None else _violations(work, read.ids)
+        weights = read.weights.to(sums.dtype)
+        counts = weights != 0
+        if learned(weights):  # a learned weight of 0 has a gradient too, unless its class is masked
+            counts = counts | sums.isfinite()
+        losses = torch.where(counts, sums, 1).log()
+    else:
+        read = listed(read)
+        weights, losses = read.weights, _list_losses(work, read, k)
+    rows = (weights * losses).sum(-1)
     if multilabel == "normalized":
         total = weights.sum(-1)
         rows = rows / torch.where(total > 0, total, 1)
     return reduce(rows, read.divisor, reduction).to(dtype)
 
 
+def _list_losses(scores: Tensor, read: Target, k: int) -> Tensor:
+    """-log p_y of each listed positive with k > 1, (..., P); 0 for one that is masked, which only padding may be."""
+    assert read.ids is not None
+    best, others = _best_and_others(scores, k)
+    labels = scores.gather(-1, read.ids)
+    live = labels > -torch.inf
+    labels = torch.where(live, labels, 0)
+    rest = [torch.relu(others - label.unsqueeze(-1) + 1).sum(-1) for label in labels.unbind(-1)]
+    sums = torch.stack(rest, -1) if rest else torch.ones_like(labels)
+    return torch.where(live, log_scale(saturation(best, labels, sums, torch.zeros_like(sums))), 0)
+
+
+def _check(k: int) -> None:
+    """Raise unless the setting can have this value."""
+    SETTINGS[0].check(k)
+
+
 class RankmaxLoss(ExactLoss):
-    """Module form of `rankmax_loss`."""
+    """Module form of `rankmax_loss`.
+
+    Args:
+        k, weight, ignore_index, reduction, label_smoothing, multilabel: as in `rankmax_loss`.
+    """
 
     loss_name, takes = "rankmax", TAKES
 
+    @checked
+    def __init__(
+        self,
+        k: int = 1,
+        weight: Tensor | None = None,
+        *,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        multilabel: str = "sum",
+    ) -> None:
+        super().__init__(
+            weight,
+            ignore_index=ignore_index,
+            reduction=reduction,
+            label_smoothing=label_smoothing,
+            multilabel=multilabel,
+        )
+        _check(k)
+        self.k = k
+
     def forward(self, scores: Tensor, target: Tensor) -> Tensor:
-        return rankmax_loss(scores, target, **self.options())
+        return rankmax_loss(scores, target, k=self.k, **self.options())
+
+    def extra_repr(self) -> str:
+        return f"k={self.k}, {super().extra_repr()}"
 
 
 FORMULAS = Formulas(
-    map="p_i = max(0, s_i - s_y + 1) / S, S = sum_j max(0, s_j - s_y + 1)",
+    map="p_i = max(0, s_i - s_y + 1) / S, S = sum_j max(0, s_j - s_y + 1); with k > 1 min(1, a max(0, ...)), sum k",
     loss="log S",
     gradient="(1_P - m e_y) / S, P = {j: s_j > s_y - 1}, m = |P|",
 )
@@ -232,13 +322,13 @@ FACTS = Facts(
         "derived",
         "contradicted",
         printed="m/S",
-        fn=lambda num_classes: math.inf if num_classes > 1 else 0.0,
+        fn=lambda num_classes, k=1: math.inf if num_classes > k else 0.0,
     ),
     cost=Fact(
         "linear",
         "batch x classes per positive",
         "Table 4",
         "confirmed",
-        fn=lambda batch, num_classes: float(batch * num_classes),
+        fn=lambda batch, num_classes, **_: float(batch * num_classes),
     ),
 )

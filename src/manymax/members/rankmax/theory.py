@@ -3,12 +3,16 @@
     J = ((I - p 1') - (1 - m p) e_y') / S on the support of m classes,   S = sum_j max(0, s_j - s_y + 1)
     0 <= |J| <= m |p| / S   (the bound m / S of the paper is larger)
 
+On the (n, k)-simplex with k > 1 only classes with p < 1 move; J follows from the map by automatic differentiation, and
+is as large as one likes, where few of them are barely inside of the margin.
+
 J is not the Hessian of the loss, because the gradient of the loss is not p - e_y. The norm of J comes as close to the
 number of classes as one likes, where all other classes are just inside of the margin.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -18,8 +22,12 @@ from manymax.engine.member import Theory
 from manymax.members.rankmax.loss import rankmax
 
 
-def _jacobian(scores: Tensor, label: Tensor) -> Tensor:
+def _jacobian(scores: Tensor, label: Tensor, k: int = 1) -> Tensor:
     """J (..., C, C) for scores (..., C) and labels (...); rows and columns outside of the support are 0."""
+    if k > 1:
+        rows, ids = scores.reshape(-1, scores.shape[-1]), label.reshape(-1)
+        each = torch.func.vmap(torch.func.jacrev(lambda s, y: rankmax(s, y, k)))(rows, ids)
+        return each.reshape(*scores.shape, scores.shape[-1])
     probs = rankmax(scores, label)
     support = (probs > 0).to(scores.dtype)
     one_hot = torch.nn.functional.one_hot(label, scores.shape[-1]).to(scores.dtype)
@@ -33,8 +41,11 @@ def _violation(scores: Tensor, label: Tensor) -> Tensor:
     return torch.relu(scores - scores.gather(-1, label.unsqueeze(-1)) + 1).sum(-1)
 
 
-def _norm_bounds(scores: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+def _norm_bounds(scores: Tensor, label: Tensor, k: int = 1) -> tuple[Tensor, Tensor]:
     """Bounds of |J| from below and from above, (...) each."""
+    if k > 1:
+        norm = _jacobian(scores, label, k).norm(dim=(-2, -1))
+        return torch.zeros_like(norm), norm
     probs = rankmax(scores, label)
     support_size = (probs > 0).sum(-1)
     bound = support_size * probs.norm(dim=-1) / _violation(scores, label)
@@ -83,9 +94,13 @@ def rankmax_levels(probs: Tensor) -> Tensor:
     return torch.empty_like(probs).scatter(0, permutation, (-level).to(probs.dtype))
 
 
-def _minimisers(probs: Tensor, _: Tensor | None, **settings: Any) -> Tensor:
-    """The one minimiser that is known, (1, C)."""
-    return rankmax_levels(probs).unsqueeze(0)
+def _minimisers(probs: Tensor, _: Tensor | None, k: int = 1, **settings: Any) -> Tensor | None:
+    """The one minimiser that is known, (1, C); None with k > 1."""
+    return rankmax_levels(probs).unsqueeze(0) if k == 1 else None
 
 
-THEORY = Theory(jacobian=_jacobian, norm_bounds=_norm_bounds, supremum=float, minimisers=_minimisers)
+def _supremum(num_classes: int, k: int = 1) -> float:
+    return float(num_classes) if k == 1 or num_classes <= k else math.inf
+
+
+THEORY = Theory(jacobian=_jacobian, norm_bounds=_norm_bounds, supremum=_supremum, minimisers=_minimisers)
