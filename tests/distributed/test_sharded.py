@@ -24,11 +24,13 @@ EXACT: list[tuple[str, dict[str, Any]]] = [
     ("Entmax", {"alpha": 1.5}),
     ("Entmax", {"alpha": 1.8}),
     ("Rankmax", {}),
+    ("Rankmax", {"k": 3}),
     ("TaylorSoftmax", {"order": 2}),
     ("TaylorSoftmax", {"order": 6}),
     ("SlAtK", {"k": 4, "gate_temperature": 0.7}),
     ("Talos", {"k": 4, "tau": 0.6}),
     ("Psl", {"activation": "relu", "tau": 0.4}),
+    ("Bsl", {"tau": 0.4}),
     ("RG", {}),
 ]
 KINDS = ("ids", "padded ids", "bool rows", "float rows")
@@ -86,6 +88,7 @@ NATIVE: list[tuple[str, dict[str, Any]]] = [
         ("Softmax", {}),
         ("Sparsemax", {}),
         ("Rankmax", {}),
+        ("Rankmax", {"k": 3}),
         ("Entmax", {"alpha": 1.1, "learnable": True}),
     ),
 ]

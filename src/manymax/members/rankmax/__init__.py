@@ -15,7 +15,6 @@ MEMBER = Member(
     formulas=FORMULAS,
     facts=FACTS,
     settings=SETTINGS,
-    examples=({}, {"k": 2}),
     takes=TAKES,
     needs_label=True,
     sparse=True,

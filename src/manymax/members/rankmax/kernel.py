@@ -357,7 +357,7 @@ def _losses_and_shares(
     if target.coefficient is None:
         return losses, None, sizes, []
     shares = target.coefficient.double().unsqueeze(1) * factor / distances
-    entries = [] if best is None else [best.entries((shares.unsqueeze(2) * found.counted).sum(1), weights.dtype)]
+    entries = [] if best is None else [best.entries((shares.unsqueeze(2) * found.counted).sum(1), target.weights.dtype)]
     return losses, shares, sizes, entries
 
 
