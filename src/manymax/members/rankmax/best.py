@@ -14,7 +14,7 @@ from manymax.ops.topk import topk_block
 
 
 @dataclass(frozen=True)
-class Best:
+class BestOfRows:
     """The K best classes of each row, after they have been taken out of the table of scores.
 
     scores: (n, K) float64, the largest first, the same on all ranks; -inf where a row has fewer.
@@ -39,7 +39,7 @@ class Best:
         return Sparse(row.reshape(-1), self.ids.reshape(-1), values.reshape(-1).to(dtype))
 
 
-def take_best_(scores: Tensor, count: int, ranks: Ranks) -> Best:
+def take_best_(scores: Tensor, count: int, ranks: Ranks) -> BestOfRows:
     """Find the best classes of each row; their scores in the table become -inf, as those of masked classes.
 
     One exchange: every rank gets the best scores of all ranks.
@@ -63,4 +63,4 @@ def take_best_(scores: Tensor, count: int, ranks: Ranks) -> Best:
     # An amin leaves alone what is not among the best: +inf there changes nothing.
     scores.scatter_reduce_(1, ids, torch.where(here, -torch.inf, torch.inf).to(scores.dtype), "amin")
     # A column of padding may be among the best of a row with few classes: it is no class.
-    return Best(values[:, :count], torch.where(here, ids, 0), places.clamp(max=count - 1), here)
+    return BestOfRows(values[:, :count], torch.where(here, ids, 0), places.clamp(max=count - 1), here)

@@ -21,7 +21,7 @@ from manymax.engine.positives import listed_places
 from manymax.engine.ranks import Ranks
 from manymax.engine.row_target import RowTarget
 from manymax.errors import ArgumentError
-from manymax.members.rankmax.best import Best, take_best_
+from manymax.members.rankmax.best import BestOfRows, take_best_
 from manymax.members.rankmax.saturation import log_scale, saturation
 from manymax.ops import simplex
 from manymax.ops.checks import check_finite, visible
@@ -311,7 +311,7 @@ def _rows_by_sums(block: Block, k: int = 1) -> BlockResult:
     return result
 
 
-def _native_by_sums(block: Block, labels: Tensor, weights: Tensor, best: Best | None) -> BlockResult:
+def _native_by_sums(block: Block, labels: Tensor, weights: Tensor, best: BestOfRows | None) -> BlockResult:
     """`_rows_by_sums` by kernel.cpp, with the same exchanges, from labels and weights of all ranks, (n, P) each."""
     target, scores = block.target, block.scores
     lowest = labels[:, :1].contiguous()
@@ -335,7 +335,7 @@ def _native_by_sums(block: Block, labels: Tensor, weights: Tensor, best: Best | 
 
 
 def _losses_and_shares(
-    target: RowTarget, labels: Tensor, weights: Tensor, sums: Tensor, best: Best | None
+    target: RowTarget, labels: Tensor, weights: Tensor, sums: Tensor, best: BestOfRows | None
 ) -> tuple[Tensor, Tensor | None, Tensor, list[Sparse]]:
     """Losses (n,), shares coefficient weight_p / S_p (n, P), None if no gradient is wanted, sizes m_p, and entries.
 
