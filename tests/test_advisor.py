@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -44,9 +45,18 @@ def advise_small(**situation: Any) -> Advice:
     return advise(1000, **(given | situation))
 
 
+FEW_ROWS = "too few rows of `scores` to tell how popular classes are: no draws by popularity"
+
+
+def plain(choices: Iterable[Choice]) -> list[Choice]:
+    """One choice of each member: that with uniform draws, if it draws."""
+    return [choice for choice in choices if choice.proposal in (None, "uniform")]
+
+
 def choice_of(advice: Advice, member: str, proposal: str | None = None) -> Choice:
-    """The one choice of a member, ranked or rejected."""
-    found = [c for c in (*advice.ranked, *advice.rejected) if c.member == member and proposal in (None, c.proposal)]
+    """The one choice of a member, ranked or rejected; that with uniform draws, if it draws."""
+    every = (*advice.ranked, *advice.rejected)
+    found = [c for c in every if c.member == member and c.proposal in (None, proposal or "uniform")]
     assert len(found) == 1
     return found[0]
 
@@ -122,7 +132,7 @@ def test_a_smaller_target_needs_more_draws_and_a_larger_k_deviates_less() -> Non
 @pytest.mark.parametrize("limit", [None, 2e6])
 def test_every_member_is_ranked_or_rejected_and_the_ranking_is_sorted(limit: float | None) -> None:
     advice = advise_small(max_memory=limit)
-    assert sorted(c.member for c in (*advice.ranked, *advice.rejected)) == sorted(FAMILY)
+    assert sorted(c.member for c in plain((*advice.ranked, *advice.rejected))) == sorted(FAMILY)
     assert advice.ranked
     assert bool(advice.rejected) == (limit is not None)
     keys = [
@@ -232,15 +242,15 @@ def test_the_metric_decides_what_counts() -> None:
     assert not any("NDCG" in text for text in advise_small().assumptions)
     inconsistent = {name for name, member in FAMILY.items() if not member.facts.calibrated.value}
     assert {"rankmax", "taylor_softmax"} <= inconsistent
-    assert {c.member for c in advise_small(metric="dcg").ranked if not c.consistent} == inconsistent
-    wanted = {c.member for c in advise_small(metric="probabilities").ranked if not c.consistent}
-    # RG gives negative probabilities to the lowest scores, and those of PSL need the label.
-    assert wanted == inconsistent | {"rg", "psl"}
+    assert {c.member for c in plain(advise_small(metric="dcg").ranked) if not c.consistent} == inconsistent
+    wanted = {c.member for c in plain(advise_small(metric="probabilities").ranked) if not c.consistent}
+    # RG gives negative probabilities to the lowest scores, and those of PSL and BSL need the label.
+    assert wanted == inconsistent | {"rg", "psl", "bsl"}
 
 
 def test_properties_that_a_choice_gives_up_are_named() -> None:
     advice = advise_small(shared=True)
-    given_up = {c.member: {text.partition(":")[0] for text in c.gives_up} for c in advice.ranked}
+    given_up = {c.member: {text.partition(":")[0] for text in c.gives_up} for c in plain(advice.ranked)}
     assert given_up["softmax"] == given_up["hierarchical_softmax"] == set()
     assert given_up["sparsemax"] == given_up["entmax"] == {"order preservation", "conditioning"}
     assert given_up["rg"] == {"calibrated probabilities"}
@@ -252,14 +262,14 @@ def test_properties_that_a_choice_gives_up_are_named() -> None:
 def test_an_impossible_memory_limit_leaves_an_empty_list_with_reasons() -> None:
     advice = advise_small(max_memory=1000)
     assert advice.ranked == ()
-    assert len(advice.rejected) == len(FAMILY)
+    assert len(plain(advice.rejected)) == len(FAMILY)
     assert all("GB of memory; the limit is 1e-06 GB" in str(c.rejected) for c in advice.rejected)
 
 
 def test_scores_are_assumed_where_none_are_given() -> None:
     advice = advise(50, machine=MACHINE, spread=0.5)
     assert "standard deviation of 0.5" in advice.assumptions[0]
-    assert advise_small().assumptions == ()
+    assert advise_small().assumptions == (FEW_ROWS,)
     sample = advisor.assumed_scores(2000, 1.2, torch.Generator().manual_seed(0))
     assert float(sample.std()) == pytest.approx(1.2, rel=0.05)
     assert float(((sample / 1.2) ** 3).mean()) == pytest.approx(2 * 0.4**1.5, rel=0.2)
@@ -285,7 +295,7 @@ def test_the_largest_allowed_scores_give_finite_predictions() -> None:
 
 def test_a_single_class_gets_advice() -> None:
     advice = advise(1, machine=MACHINE, scores=torch.zeros(2, 1))
-    assert len(advice.ranked) == len(FAMILY)
+    assert len(plain(advice.ranked)) == len(FAMILY)
 
 
 def test_the_same_question_has_the_same_answer() -> None:
@@ -353,4 +363,22 @@ def test_many_rows_of_scores_are_sampled_and_it_says_so() -> None:
     assert torch.equal(sample.scores, again.scores)
     few, assumptions = advisor.read_sample(situation, gaussian(262, 1000, 1.0), 1.0, None)
     assert torch.equal(few.scores, gaussian(262, 1000, 1.0))
-    assert assumptions == []
+    assert assumptions == [FEW_ROWS]
+    assert {*sample.proposals} - {*few.proposals} == {"popularity", "mixed", "in_batch"}
+
+
+def test_draws_by_popularity_need_fewer_negatives_where_classes_differ_in_it() -> None:
+    popular = torch.empty(1, 1000).exponential_(generator=torch.Generator().manual_seed(2))
+    # On real scores and on assumed ones, which are skewed like popularity; 262 rows are the sample.
+    for scores in (popular + gaussian(400, 1000, 0.3), None):
+        advice = advise(1000, machine=MACHINE, scores=scores, batch=64)
+        for name in SAMPLED:
+            needed = {way: choice_of(advice, name, way).needed_negatives for way in ("uniform", "popularity", "mixed")}
+            assert needed["popularity"] < needed["mixed"] < needed["uniform"]
+            batch, hard = choice_of(advice, name, "in_batch"), choice_of(advice, name, "dns")
+            assert (batch.settings["num_negatives"], batch.settings["shared"]) == (63, True)
+            assert batch.deviation == pytest.approx(
+                choice_of(advise(1000, machine=MACHINE, scores=scores, num_negatives=63), name, "popularity").deviation
+            )
+            assert (hard.deviation, hard.consistent, hard.settings["pool"]) == (None, False, 500)
+            assert hard.step_seconds > choice_of(advise_small(num_negatives=100, batch=64), name).step_seconds

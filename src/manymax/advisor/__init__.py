@@ -8,13 +8,13 @@
        the target count as equal;
     4. among equals the shorter predicted time of a step comes first.
 
-A sampled member is given the smallest number of negatives k that reaches the target, or, if that does not fit, the
-largest k that fits and takes no longer than softmax. So softmax comes first for moderate C, where reaching the target
-by draws costs more than scoring all classes. For huge C a sampled member comes first that reaches the target sooner,
-or, where time is short, the one with the smallest deviation.
+A sampled member is there once for each way to draw negatives, and is given the smallest number of negatives k that
+reaches the target, or, if that does not fit, the largest k that fits and takes no longer than softmax. With uniform
+draws softmax comes first for moderate C, where reaching the target costs more than scoring all classes. For huge C a
+sampled member comes first that reaches the target sooner, or, where time is short, the one with the smallest deviation.
 
-The files: `situation` (the question), `score_sample` (scores to predict deviations from), `ranking` (predictions and
-their comparison), `explanation` (the words), `advice` (the answer).
+The files: `situation` (the question), `score_sample` (scores to predict deviations from), `proposals` (ways to draw
+negatives), `ranking` (predictions and their comparison), `explanation` (the words), `advice` (the answer).
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ def advise(
         scores: (R, C) of your model; of many rows some are drawn, which the assumptions say. If None, assumed scores
             stand in.
         spread: standard deviation of the assumed scores.
-        log_q: (C,) log-probabilities of a proposal, to be compared with the uniform one.
+        log_q: (C,) log-probabilities of a proposal, to be compared with uniform draws, draws by popularity, half of
+            each, the other positives of the batch, and the hardest of a pool.
         members: those to consider; the whole family if None.
 
     Returns:

@@ -15,7 +15,7 @@ class Choice:
 
     member: name of the member.
     settings: keyword arguments of the member's loss or head.
-    proposal: name of the distribution that a sampled member draws from: "uniform" or "given".
+    proposal: what a sampled member draws from: "given", or the name of a sampler, such as "uniform" or "popularity".
     step_seconds, epoch_seconds: time of loss and gradients, without the optimizer.
     memory: bytes of class vectors, Adam's two copies of them, gradients and buffers.
     deviation: bias^2 + variance against the softmax loss, mean over rows; None where scores cannot tell it.

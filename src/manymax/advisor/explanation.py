@@ -84,6 +84,8 @@ def given_up(member: Member, shape: Shape, has_probabilities: bool) -> Iterator[
         yield f"order preservation: {facts.order_preservation.text}"
     if _smoothness(member, shape) > _smoothness(BASELINE, shape):
         yield f"conditioning: {facts.smoothness.text}"
+    if shape.num_candidates:
+        yield "consistency: the hardest of a pool are no draws with known probabilities, which a correction could use"
     if member.kind == "sampled" and shape.shared:
         yield "independent noise: all rows of a batch have the same negatives"
 
@@ -108,6 +110,10 @@ def reason(
         target: the deviation that counts as none.
     """
     time = f"{time_ratio:.2g} times {BASELINE.name}'s time"
+    if shape.num_candidates:
+        return (
+            f"the hardest {shape.num_negatives:,} of {shape.num_candidates:,} uniform draws, {time}: a loss of its own"
+        )
     if deviation is None:
         length = member.needed("path_length")(shape.num_classes)
         return f"{length:.3g} decisions per label, {time}; scores do not tell how well vectors of its own would fit"
@@ -119,7 +125,7 @@ def reason(
             f" scores or at its own minimum, {time}"
         )
     drawn = f"{shape.num_negatives:,} draws from the {proposal} proposal"
-    if deviation <= target:
+    if deviation <= target or (not needed_negatives and shape.shared and shape.num_negatives == shape.batch - 1):
         return f"{drawn} bring the deviation to {deviation:.2g}, {time}"
     more = f"{needed_negatives:,} would reach" if needed_negatives else "more draws than classes would be needed for"
     return f"{drawn} leave a deviation of {deviation:.2g}, {time}; {more} {target:g}"

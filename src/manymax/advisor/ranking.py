@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
 from manymax.advisor.advice import Choice
 from manymax.advisor.explanation import given_up, reason
+from manymax.advisor.proposals import HARD_NEGATIVES, POOL_SIZE
 from manymax.advisor.score_sample import ScoreSample
 from manymax.advisor.situation import MULTILABEL_BY_METRIC, Situation
 from manymax.engine.cost import FLOAT, Machine, Shape
@@ -35,10 +36,15 @@ class Ranking:
     sample: ScoreSample
 
     def choices(self, member: Member) -> Iterator[Choice]:
-        """The ways to train with a member: one per proposal for a sampled member, one for any other."""
+        """The ways to train with a member: one for each way to draw for a sampled member, one for any other."""
         if member.kind == "sampled":
-            for proposal, log_q in self.sample.proposals.items():
-                yield self._sampled_choice(member, proposal, log_q)
+            for name, proposal in self.sample.proposals.items():
+                if proposal.log_q is None:
+                    yield self._hard_choice(member, name)
+                elif not proposal.from_batch:
+                    yield self._sampled_choice(member, name, proposal.log_q)
+                elif self.situation.num_negatives is None and self.situation.batch > 1:
+                    yield self._batch_choice(member, name, proposal.log_q)
         elif member.sparse:
             support = float((self._probs(member, self.sample.sparse_scale) > 0).sum(1).float().mean())
             yield self._choice(member, self.situation.shape(support=support), self.squared_distance(member))
@@ -80,6 +86,18 @@ class Ranking:
         distance = float(deviation(member.name, scores, log_q=log_q, num_negatives=k).mean())
         return self._choice(member, self.situation.shape(num_negatives=k), distance, proposal, needed)
 
+    def _batch_choice(self, member: Member, proposal: str, log_q: Tensor) -> Choice:
+        """A sampled member with all other positives of the batch as negatives, which are drawn by their popularity."""
+        k = self.situation.batch - 1
+        distance = float(deviation(member.name, self.sample.scores, log_q=log_q, num_negatives=k).mean())
+        return self._choice(member, self.situation.shape(num_negatives=k, shared=True), distance, proposal)
+
+    def _hard_choice(self, member: Member, proposal: str) -> Choice:
+        """A sampled member with the hardest negatives of a pool, which is a loss of its own: its cost is predicted."""
+        k = min(self.situation.num_negatives or HARD_NEGATIVES, self.situation.num_classes)
+        shape = self.situation.shape(num_negatives=k, num_candidates=min(POOL_SIZE * k, self.situation.num_classes))
+        return replace(self._choice(member, shape, None, proposal), consistent=False)
+
     def _largest_affordable(self, member: Member, most: int) -> int:
         """The largest k up to `most` that fits the limits and takes no longer than softmax; 1 if none does."""
         time_limit = self._seconds(BASELINE, self.situation.shape())
@@ -112,6 +130,7 @@ class Ranking:
         )
         if member.kind == "sampled":
             settings |= {"num_negatives": shape.num_negatives, "shared": shape.shared}
+            settings |= {"pool": shape.num_candidates} if shape.num_candidates else {}
         has_probabilities = self._has_probabilities(member)
         return Choice(
             member=member.name,

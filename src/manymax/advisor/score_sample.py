@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from manymax.advisor.proposals import LEAST_ROWS, POPULARITY_SCORES, Proposal, popularity, proposals
 from manymax.advisor.situation import Situation
 from manymax.errors import ArgumentError, ArgumentTypeError
 
@@ -32,13 +33,13 @@ class ScoreSample:
 
     scores: (R, C).
     labels: (R,), drawn from softmax(scores).
-    proposals: {name: log q (C,)}.
+    proposals: {name of a sampler, or "given": how it draws}.
     sparse_scale: what the scores are multiplied by to count the support of a sparse map; 1 for those of a model.
     """
 
     scores: Tensor
     labels: Tensor
-    proposals: dict[str, Tensor]
+    proposals: dict[str, Proposal]
     sparse_scale: float = 1.0
 
 
@@ -62,7 +63,7 @@ def read_sample(
     assumed, sparse_scale = [], 1.0
     if scores is None:
         sparse_scale = SPARSE_SCALE
-        scores = assumed_scores(min(situation.num_classes, SAMPLE_SIZE), spread, generator)
+        scores, by_popularity = _assumed(min(situation.num_classes, SAMPLE_SIZE), spread, generator)
         assumed.append(
             f"scores with a standard deviation of {spread:g}, skewed like popularity, and {sparse_scale * spread:g} for"
             " the supports of sparse losses, which train smaller scores; pass `scores` of your model"
@@ -74,23 +75,25 @@ def read_sample(
         scores = _checked("scores", scores, (None, situation.num_classes)).float()
         classes = situation.num_classes
         rows = max(1, min(SAMPLE_ROWS, SAMPLE_SIZE // classes), GIVEN_SCORES // classes)
+        others = scores[:0]
         if len(scores) > rows:
             assumed.append(f"{rows:,} of the {len(scores):,} rows of `scores`, drawn at random, stand for all of them")
-            scores = scores[torch.randperm(len(scores), generator=generator)[:rows]]
-    proposals = {"uniform": scores.new_full(scores.shape[1:], -math.log(scores.shape[1]))}
-    if log_q is not None:
-        proposals["given"] = log_q
+            order = torch.randperm(len(scores), generator=generator)
+            others = scores[order[rows : rows + max(LEAST_ROWS, POPULARITY_SCORES // classes)]]
+            scores = scores[order[:rows]]
+        if (by_popularity := popularity(others)) is None:
+            assumed.append("too few rows of `scores` to tell how popular classes are: no draws by popularity")
     # The Gumbel trick: the arg max of s - log(Exponential(1)) is a draw from softmax(s), without a (R, C) cumsum.
     labels = (scores - torch.empty_like(scores).exponential_(generator=generator).log()).argmax(1)
-    return ScoreSample(scores, labels, proposals, sparse_scale), assumed
+    return ScoreSample(scores, labels, dict(proposals(scores.shape[1], by_popularity, log_q)), sparse_scale), assumed
 
 
 def assumed_scores(num_classes: int, spread: float, generator: torch.Generator | None = None) -> Tensor:
     """Random scores that resemble those of a trained recommender, with a standard deviation of `spread`.
 
     Each score is the sum of a Gaussian part, the taste of a row, and a centred exponential part, the popularity of a
-    class: the logarithm of popularity falls like the logarithm of the popularity rank, which is exponential. Gaussian
-    scores alone would flatter the quadratic member, whose error is of third order in the scores.
+    class, which is the same in all rows: the logarithm of popularity falls like the logarithm of the popularity rank,
+    which is exponential. Gaussian scores alone would flatter the quadratic member, whose error is of third order.
 
     Args:
         num_classes: C.
@@ -100,12 +103,19 @@ def assumed_scores(num_classes: int, spread: float, generator: torch.Generator |
     Returns:
         (R, C), with at most `SAMPLE_ROWS` rows and about `SAMPLE_SIZE` scores.
     """
+    return _assumed(num_classes, spread, generator)[0]
+
+
+def _assumed(num_classes: int, spread: float, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    """Assumed scores (R, C), and the log-probabilities (C,) of classes as positives, which taste changes alike."""
     if not 0 <= spread < math.inf:
         raise ArgumentError(f"`spread` must be a finite number of at least 0; got {spread!r}.")
     shape = max(1, min(SAMPLE_ROWS, SAMPLE_SIZE // num_classes)), num_classes
     taste = torch.randn(shape, generator=generator)
-    popularity = torch.empty(shape).exponential_(generator=generator) - 1
-    return spread * (math.sqrt(1 - SKEWED_SHARE) * taste + math.sqrt(SKEWED_SHARE) * popularity)
+    # Quantiles and no draws: a few very popular classes decide what draws cost, and are not to be left to chance.
+    quantiles = -((torch.arange(num_classes, dtype=torch.float64) + 0.5) / num_classes).log()
+    skewed = (spread * math.sqrt(SKEWED_SHARE) * (quantiles - 1)).float()
+    return spread * math.sqrt(1 - SKEWED_SHARE) * taste + skewed, skewed.double().log_softmax(0)
 
 
 def _checked(name: str, value: Tensor, shape: tuple[int | None, ...]) -> Tensor:

@@ -62,9 +62,8 @@ class Situation:
             sizes: sizes that the situation leaves open, such as `support`, or that replace its own.
         """
         negatives = {} if self.num_negatives is None else {"num_negatives": self.num_negatives}
-        return Shape(
-            self.batch, self.num_classes, self.dim, positives=self.positives, shared=self.shared, **(negatives | sizes)
-        )
+        own = {"positives": self.positives, "shared": self.shared} | negatives
+        return Shape(self.batch, self.num_classes, self.dim, **(own | sizes))
 
     @property
     def steps(self) -> int | None:

@@ -86,7 +86,7 @@ def advise(
     ] = advisor.ASSUMED_SPREAD,
     log_q: Annotated[
         Path | None,
-        typer.Option(help="log q of a proposal, shape (classes,), in such a file; compared with the uniform one."),
+        typer.Option(help="log q of a proposal, shape (classes,), in such a file; compared with the others."),
     ] = None,
     machine: Annotated[
         Path | None,
