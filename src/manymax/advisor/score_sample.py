@@ -60,7 +60,7 @@ def read_sample(
     generator = torch.Generator().manual_seed(0)  # the same question gets the same answer
     if log_q is not None:
         log_q = _checked("log_q", log_q, (situation.num_classes,)).double().log_softmax(0)
-    assumed, sparse_scale = [], 1.0
+    assumed, sparse_scale, by_popularity = [], 1.0, None
     if scores is None:
         sparse_scale = SPARSE_SCALE
         scores, by_popularity = _assumed(min(situation.num_classes, SAMPLE_SIZE), spread, generator)
