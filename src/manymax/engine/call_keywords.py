@@ -10,7 +10,7 @@ from torch import Tensor
 from manymax.engine.exclude import read_listed_ids, spare_positives
 from manymax.engine.keywords import Keywords, check_num_items
 from manymax.engine.member import Member
-from manymax.engine.scoring import ScaledQueries
+from manymax.engine.scoring import scaled_by
 from manymax.engine.statistics import OF_SCORES
 from manymax.engine.target import SoftTarget, Target, negative_weights
 from manymax.errors import ArgumentError, ArgumentTypeError
@@ -68,7 +68,7 @@ def scaled_queries(queries: Tensor, keywords: Keywords) -> Tensor:
     if not keywords.normalize and not isinstance(temperature, Tensor) and temperature == 1:
         return queries
     divisor = torch.as_tensor(temperature, dtype=queries.dtype, device=queries.device).reshape(())
-    return ScaledQueries.apply(queries, divisor, keywords.normalize)
+    return scaled_by(queries, divisor, keywords.normalize)
 
 
 def read_row_weight(keywords: Keywords, batch: torch.Size, dtype: torch.dtype) -> Tensor | None:

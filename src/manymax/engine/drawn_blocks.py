@@ -20,7 +20,7 @@ from manymax.engine.options import PAD, HeadOptions
 from manymax.engine.row_sparse import row_sparse
 from manymax.engine.sampled_scores import DrawnBlock, DrawnGradient, DrawnKernel, check_values
 from manymax.engine.selected_scores import class_rows
-from manymax.ops.checks import full_precision, visible
+from manymax.ops.checks import full_precision, refuse_transforms, visible
 from manymax.ops.lookup import lookup
 from manymax.ops.matches import Matches
 
@@ -238,6 +238,7 @@ class SharedTotal(torch.autograd.Function):
     @staticmethod
     @refuse_second_derivatives
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_transforms(grad)
         linear_weight, losses = ctx.saved_tensors
         grad_coefficient = losses * grad if ctx.needs_input_grad[4] else None  # class weights may be learned
         return (*ctx.gradients.scaled(grad, linear_weight, ctx.sparse_grad), grad_coefficient, *[None] * 5)
@@ -266,6 +267,7 @@ class SharedLosses(torch.autograd.Function):
     @staticmethod
     @refuse_second_derivatives
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_transforms(grad)
         queries, linear_weight, bias = ctx.saved_tensors
         # The caller may run the backward under autocast, which the forward was protected from by its head.
         with full_precision(queries):

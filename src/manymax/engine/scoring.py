@@ -21,6 +21,7 @@ from manymax.engine import native
 from manymax.engine.blocks import Dense, Mixed, Sparse, piece_size
 from manymax.engine.half import widened
 from manymax.ops.checks import visible
+from manymax.ops.forward_mode import differentiable
 
 # Class vectors whose gradients are worked on at a time, so that they and their gradients stay in cache.
 IN_CACHE = 1 << 11
@@ -33,6 +34,8 @@ class ScaledQueries(torch.autograd.Function):
     of the queries, which for two towers is as much as their gradients. Here the queries themselves are kept.
     """
 
+    generate_vmap_rule = True  # for heads of moments, which run under vmap; others refuse it in words
+
     @staticmethod
     def forward(queries: Tensor, temperature: Tensor, normalize: bool) -> Tensor:
         return queries / _divisor(queries, temperature, normalize)
@@ -41,6 +44,7 @@ class ScaledQueries(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, bool], output: Tensor) -> None:
         queries, temperature, ctx.normalize = inputs
         ctx.save_for_backward(queries, temperature)
+        ctx.save_for_forward(queries, temperature)
 
     # Of operations that autograd can follow: sampled losses have second derivatives.
     @staticmethod
@@ -57,6 +61,22 @@ class ScaledQueries(torch.autograd.Function):
         across = torch.addcmul(grad, queries, along / divisor * temperature.square(), value=-1)
         # A zero vector stays zero, with a gradient of 0: it has no direction.
         return across.mul_(queries.any(-1, keepdim=True) / divisor), of_temperature, None
+
+    @staticmethod
+    def tangent(ctx: Any, step: Tensor | None, temperature_step: Tensor | None, _: None) -> Tensor:
+        """dy = (dq - y (y . dq) tau^2) / D - y dtau / tau."""
+        queries, temperature = ctx.saved_tensors
+        divisor = _divisor(queries, temperature, ctx.normalize)
+        scaled, moved = queries / divisor, torch.zeros_like(queries)
+        if step is not None:
+            moved = moved + step / divisor
+            if ctx.normalize:
+                along = torch.linalg.vecdot(scaled, step).unsqueeze(-1) / divisor
+                moved = (moved - scaled * along * temperature.square()) * queries.any(-1, keepdim=True)
+        return moved if temperature_step is None else moved - scaled * temperature_step / temperature
+
+
+scaled_by = differentiable(ScaledQueries)
 
 
 def _divisor(queries: Tensor, temperature: Tensor, normalize: bool) -> Tensor:

@@ -18,6 +18,7 @@ from manymax.engine.gradients import sum_bags
 from manymax.engine.keywords import Keywords
 from manymax.engine.native_selected import native_gradients, native_scores, serving_level
 from manymax.engine.row_sparse import row_sparse
+from manymax.ops.checks import refuse_transforms
 from manymax.ops.lookup import lookup
 from manymax.ops.selected_scores import (
     entry_scores,
@@ -84,6 +85,7 @@ class SelectedScores(torch.autograd.Function):
     @staticmethod
     @refuse_second_derivatives
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_transforms(grad)
         input, linear_weight, rows, ids = ctx.saved_tensors
         wants = ctx.needs_input_grad[:2]
         no_tensors = None, None, None, None
@@ -166,6 +168,7 @@ class SharedRows(torch.autograd.Function):
     @staticmethod
     @refuse_second_derivatives
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        refuse_transforms(grad)
         linear_weight, ids = ctx.saved_tensors
         touched, position = ids.unique(return_inverse=True)  # a class may have been drawn more than once
         # Here index_add_ is good enough: k vectors are few beside the matmul of all rows with them.
@@ -188,6 +191,7 @@ class SelectedBias(torch.autograd.Function):
     @staticmethod
     @refuse_second_derivatives
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        refuse_transforms(grad)
         (ids,) = ctx.saved_tensors
         # int32 keys, which torch sorts by radix; stable, so that sums have the same bits in every run.
         permutation = ids.flatten().int().argsort(stable=True)
@@ -223,6 +227,7 @@ class EntryScores(torch.autograd.Function):
     @staticmethod
     @refuse_second_derivatives
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_transforms(grad)
         input, linear_weight, rows, ids = ctx.saved_tensors
         grad_input = grad_weight = None
         if ctx.needs_input_grad[0]:

@@ -103,8 +103,9 @@ class TreeModel:
         """log P of all classes, (N, C), for rows `input` (N, d)."""
         # In blocks of rows the (E, N) tables of edges stay small. Where autograd keeps a graph all of them are kept
         # anyway, and under torch.compile and the transforms of torch.func nothing may be written into.
-        needed = any(t is not None and t.requires_grad for t in (input, self.vectors, self.bias))
-        if not visible(input) or (needed and torch.is_grad_enabled()):
+        tensors = [t for t in (input, self.vectors, self.bias) if t is not None]
+        needed = any(t.requires_grad for t in tensors)
+        if not visible(*tensors) or (needed and torch.is_grad_enabled()):
             return self.tree.accumulate(self.edge_log_probs(input)).T
         log_probs = input.new_empty(len(input), self.tree.num_classes)
         for rows in self._table_blocks(input):

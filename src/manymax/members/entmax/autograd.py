@@ -133,7 +133,8 @@ class EntmaxPotential(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
         ctx.save_for_backward(*inputs, *output[1:])
-        ctx.save_for_forward(*inputs)
+        # The same ones: for reverse over forward mode under vmap torch keeps one list of their dimensions for both.
+        ctx.save_for_forward(*inputs, *output[1:])
         ctx.mark_non_differentiable(*output[1:])
 
     @staticmethod
@@ -167,7 +168,7 @@ class EntmaxPotential(torch.autograd.Function):
     def tangent(
         ctx: Any, step: Tensor | None, alpha_step: Tensor | None, *_: Tensor | None
     ) -> tuple[Tensor, None, None]:
-        scores, alpha, total, ids, weights = ctx.saved_tensors
+        scores, alpha, total, ids, weights = ctx.saved_tensors[:5]
         probs = entmax_map(scores, alpha)[0]
         moved = torch.zeros_like(total)
         if step is not None:

@@ -17,6 +17,7 @@ from manymax.engine.cost import FLOAT, PER_STEP, Cost, Shape, Traffic, Way, Work
 from manymax.engine.linear import HeadCall
 from manymax.engine.row_target import RowTarget
 from manymax.ops.checks import check_finite, visible
+from manymax.ops.forward_mode import differentiable
 from manymax.ops.lookup import lookup
 
 
@@ -52,7 +53,7 @@ def _losses(call: HeadCall) -> Tensor:
     # are shared, and so is all that follows from them and the queries: every rank finds the whole gradient of the
     # queries through `mean` and `square` by itself, and nothing of it may be added up over the ranks.
     mean = queries @ (ranks.total(centred.sum(0)) / count)
-    square = ((queries @ (ranks.total(Gram.apply(centred)) / count)) * queries).sum(1)
+    square = ((queries @ (ranks.total(gram(centred)) / count)) * queries).sum(1)
     # var(s) = mean(s^2) - mean(s)^2 loses no digits, because the vectors are centred and the mean is next to 0. The
     # mean is not left out: it carries the gradient that the centring does not have.
     partition = count.log() + mean + (square - mean.square()) / 2
@@ -110,10 +111,13 @@ class Gram(torch.autograd.Function):
         return vectors @ (grad + grad.T)
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+    def tangent(ctx: Any, step: Tensor) -> Tensor:
         (vectors,) = ctx.saved_tensors
-        half = vectors.T @ tangent
+        half = vectors.T @ step
         return half + half.T
+
+
+gram = differentiable(Gram)
 
 
 def _positive_scores(queries: Tensor, vectors: Tensor, rows: RowTarget) -> Tensor:
