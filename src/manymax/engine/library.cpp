@@ -26,6 +26,7 @@ NATIVE const char* manymax_features() {
     if (__builtin_cpu_supports("avx512bw")) names += "avx512bw ";
     if (__builtin_cpu_supports("avx512dq")) names += "avx512dq ";
     if (__builtin_cpu_supports("avx512vl")) names += "avx512vl ";
+    if (__builtin_cpu_supports("avx512vnni")) names += "avx512vnni ";
 #endif
     return names;
   }();

@@ -5,18 +5,43 @@
 
 namespace {
 
-// Rows that have all of their classes here: maximum, level, sum u p (in `value`) and gradient.
+// The scores of a packed row, relative to an origin, into `found`, and their classes into `at`.
 template <typename T>
-void all_rows(const Batch<T>& b, double alpha, double* level, double* slope, const Statistics& stats, int threads) {
+void take_packed(Row<T>& row, int64_t count, T origin) {
+  const int32_t* const at = reinterpret_cast<const int32_t*>(row.scores + row.half);
+  row.at.assign(at, at + count);
+  row.found.resize(count);
+  for (int64_t k = 0; k < count; ++k) row.found[k] = row.scores[k] - origin;
+}
+
+template <typename T>
+T largest(const T* s, int64_t n) {
+  T top = -std::numeric_limits<T>::infinity();
+#pragma omp simd reduction(max : top)
+  for (int64_t k = 0; k < n; ++k) top = s[k] > top ? s[k] : top;
+  return top;
+}
+
+// Rows that have all of their classes here: maximum, level, sum u p (in `value`) and gradient. With `filtered` a row
+// whose count is not negative holds the scores of the classes that can be in its support alone, packed.
+template <typename T>
+void all_rows(const Batch<T>& b, double alpha, double* level, double* slope, const Statistics& stats, bool filtered,
+              int threads) {
   by_kind(alpha, [&](const auto& entmax) {
     for_rows(b, threads, [&](int64_t r, Row<T>& row) {
-      const T top = b.maximum[r] = row.scan(b.tops, r);
+      const int64_t left = filtered ? b.count[r] : -1;
+      const T top = b.maximum[r] = left < 0 ? row.scan(b.tops, r) : largest(row.scores, left);
       b.value[r] = level[r] = 0;
       b.count[r] = 0;
       if (slope) slope[r] = 0;
       if (!std::isfinite(top)) return;  // nan, +inf or no live class: the caller looks at the maximum and raises
-      bool few;
-      level[r] = entmax.search(row, top, few);
+      bool few = left >= 0;
+      if (few) {
+        take_packed(row, left, top);
+        level[r] = entmax.template descend<double>(row.found.data(), left, T(0), entmax.highest(), 4e-16);
+      } else {
+        level[r] = entmax.search(row, top, few);
+      }
       b.value[r] = entmax.finish(b, r, row, level[r], few, slope, stats);
     });
   });
@@ -69,12 +94,7 @@ void all_gradients(const Batch<T>& b, double alpha, const double* level, double*
   by_kind(alpha, [&](const auto& entmax) {
     for_rows(b.scores, b.n, b.stride, b.classes, threads, [&](int64_t r, Row<T>& row) {
       const bool few = b.count[r] >= 0;
-      if (few) {
-        const int32_t* const at = reinterpret_cast<const int32_t*>(row.scores + row.half);
-        row.at.assign(at, at + b.count[r]);
-        row.found.resize(b.count[r]);
-        for (int64_t k = 0; k < b.count[r]; ++k) row.found[k] = row.scores[k] - b.maximum[r];
-      }
+      if (few) take_packed(row, b.count[r], b.maximum[r]);
       double same = level[r];  // no further step: this rank's part of a row sums to less than 1
       b.value[r] = entmax.finish(b, r, row, same, few, slope, stats);
     });
@@ -86,8 +106,8 @@ void all_gradients(const Batch<T>& b, double alpha, const double* level, double*
 // C functions for ctypes, one per precision. Their arguments are those that level_search.py and native.py pass.
 #define EXPORT(T, SUFFIX)                                                                                              \
   NATIVE void entmax_rows_##SUFFIX(BATCH_ARGUMENTS(T), const double* alpha, double* level, double* slope,              \
-                                   double* entropy, int64_t* support, int threads) {                                   \
-    all_rows<T>(BATCH(T), *alpha, level, slope, {entropy, support}, threads);                                          \
+                                   double* entropy, int64_t* support, int64_t filtered, int threads) {                 \
+    all_rows<T>(BATCH(T), *alpha, level, slope, {entropy, support}, filtered != 0, threads);                           \
   }                                                                                                                    \
   NATIVE void entmax_gradients_##SUFFIX(BATCH_ARGUMENTS(T), const double* alpha, const double* level, double* slope,   \
                                         double* entropy, int64_t* support, int threads) {                              \

@@ -172,6 +172,8 @@ struct Entmax {
     const double higher = level + SLACK * unit(level);
     return K == Kind::log_power ? -1 / beta - higher : -higher / beta;
   }
+  // The level whose classes are above a d, without the slack.
+  double level_of_cut(double d) const { return K == Kind::log_power ? -1 / beta - d : -beta * d; }
   // How far one step towards F^beta = mass^beta lowers the level: Newton's, or with `third` Halley's, which also uses
   // the second derivative and leaves an error of the order of the third power of the step. F^beta is convex in the
   // level, so that a step of Newton's ends above the solution from either side.

@@ -1,0 +1,410 @@
+// Bounds of scores from small integers, for members whose gradient needs the scores above some threshold alone.
+//
+// A vector v is kept as a scale s and integers q_i with |q_i| <= MOST, v close to s q. With V = v / s for a class vector
+// and X = x / t for a query, the product of integers is off by no more than
+//
+//   |X . V - p . q| <= |X - p| |V| + |p| |V - q|,
+//
+// by Cauchy and Schwarz. Added to the product of integers this gives an upper bound of the score, s t (p . q + error).
+// Rounding is in the bound: the norms are those of floats, divided by rounded scales, scores in float32 are off by up to
+// d eps |x| |v|, whoever computes them, and MARGIN times that is added. Nothing saturates, whatever the numbers are.
+
+#pragma once
+
+#include "rows.h"
+
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
+
+namespace {
+
+// Classes that are worked on at a time. Their integers, + MOST to make them unsigned, are stored together: four numbers
+// of each class in order, then the next four.
+constexpr int64_t CLASSES = 64;
+
+#ifdef __AVX512VNNI__
+// One instruction adds four products of bytes to an int32.
+constexpr int32_t MOST = 127;
+#else
+// The instruction for products of bytes adds two of them as int16, and saturates without a word. 2 x 126 x 63 = 15,876:
+// two of its results can be added before they are widened. With 6 bits it could be eight, for 10 % less time.
+constexpr int32_t MOST = 63;
+static_assert(2 * (2 * (2 * MOST) * MOST) <= 32767, "sums in 16 bits cannot saturate");
+#endif
+
+constexpr int64_t LONGEST = 1024;      // numbers of a vector: products of integers up to here are exact as floats
+constexpr float LARGEST = 1e12f;       // of numbers: squares and products of larger ones may not be finite
+constexpr float SMALLEST_SCALE = 1e-20f;
+constexpr float ROUNDING = 0x1p-22f;   // of a quotient, with room to spare; eps / 2 of float is 2^-24
+constexpr float MARGIN = 0x1p-22f;     // times d + 32: four times what the float32 products can be off by
+
+// The bytes of a vector; filter.py has the same number.
+inline int64_t padded(int64_t d) { return (d + 7) / 8 * 8; }
+
+// The integers of one vector, its scale, and upper bounds of |v / s| and |v / s - q|; false where its numbers are too
+// large for this, or not finite.
+struct Measured {
+  float scale, norm, error;
+};
+
+inline bool quantise(const float* v, int64_t d, int8_t* q, Measured& out) {
+  float most = 0, nan = 0;
+#pragma omp simd reduction(max : most) reduction(+ : nan)
+  for (int64_t i = 0; i < d; ++i) {
+    const float size = std::fabs(v[i]);
+    most = size > most ? size : most;
+    nan += v[i] - v[i];  // 0 for every finite number
+  }
+  if (!(most <= LARGEST) || nan != 0) return false;
+  out.scale = std::max(most / MOST, SMALLEST_SCALE);
+  const float inverse = 1 / out.scale;
+  constexpr float SHIFT = 0x1.8p23f;  // adding and subtracting it rounds to an integer
+  float norm = 0, error = 0;
+#pragma omp simd reduction(+ : norm, error)
+  for (int64_t i = 0; i < d; ++i) {
+    const float y = v[i] * inverse;
+    float whole = (y + SHIFT) - SHIFT;
+    whole = whole > MOST ? MOST : whole < -MOST ? -MOST : whole;
+    norm += y * y;
+    error += (y - whole) * (y - whole);
+    q[i] = static_cast<int8_t>(whole);
+  }
+  // The sums of d squares are off by d eps at most.
+  const float more = 1 + (d + 32) * MARGIN;
+  out.norm = std::sqrt(norm) * more;
+  out.error = std::sqrt(error) * more + out.norm * ROUNDING;
+  return true;
+}
+
+// All class vectors, in groups of CLASSES: what engine/filter.py keeps in tensors for a call.
+struct Quantised {
+  const uint8_t* codes;  // (groups, padded d / 4, CLASSES, 4)
+  const float* scales;   // (groups x CLASSES), 0 in the padding
+  const float* norms;    // (groups) the largest |v / s|
+  const float* errors;   // (groups) the largest |v / s - q|
+  const float* bias;     // (classes) or null
+  int64_t classes, d;
+  float offset;          // the largest |bias|
+  int64_t groups() const { return (classes + CLASSES - 1) / CLASSES; }
+};
+
+// out[m, c] = init[m] + sum_i codes[c, i] x[m, i] for some rows of integers and the classes of a group.
+#ifdef __AVX512VNNI__
+template <int rows>
+inline void multiply_integers(const uint8_t* codes, const int8_t* x, int64_t length, const int32_t* init,
+                              int32_t* out) {
+  __m512i sums[rows][4];
+#pragma GCC unroll 8
+  for (int m = 0; m < rows; ++m)
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; ++v) sums[m][v] = _mm512_set1_epi32(init[m]);
+  for (int64_t k = 0; k < length; k += 4, codes += 4 * CLASSES) {
+    __m512i four[4];
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; ++v) four[v] = _mm512_loadu_si512(codes + 64 * v);
+#pragma GCC unroll 8
+    for (int m = 0; m < rows; ++m) {
+      int32_t bytes;
+      std::memcpy(&bytes, x + m * length + k, 4);
+      const __m512i query = _mm512_set1_epi32(bytes);
+#pragma GCC unroll 4
+      for (int v = 0; v < 4; ++v) sums[m][v] = _mm512_dpbusd_epi32(sums[m][v], four[v], query);
+    }
+  }
+#pragma GCC unroll 8
+  for (int m = 0; m < rows; ++m)
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; ++v) _mm512_storeu_si512(out + m * CLASSES + 16 * v, sums[m][v]);
+}
+constexpr int64_t TOGETHER_MOST = 6;
+#elif defined(__AVX2__)
+#ifdef __AVX512BW__
+typedef __m512i Bytes;
+inline Bytes read_bytes(const void* from) { return _mm512_loadu_si512(from); }
+inline Bytes repeat(int32_t four) { return _mm512_set1_epi32(four); }
+inline Bytes add_32(Bytes a, Bytes b) { return _mm512_add_epi32(a, b); }
+inline Bytes add_16(Bytes a, Bytes b) { return _mm512_add_epi16(a, b); }
+inline Bytes pairs(Bytes a, Bytes b) { return _mm512_maddubs_epi16(a, b); }
+inline Bytes widen_pairs(Bytes a) { return _mm512_madd_epi16(a, _mm512_set1_epi16(1)); }
+#else
+typedef __m256i Bytes;
+inline Bytes read_bytes(const void* from) { return _mm256_loadu_si256(static_cast<const __m256i*>(from)); }
+inline Bytes repeat(int32_t four) { return _mm256_set1_epi32(four); }
+inline Bytes add_32(Bytes a, Bytes b) { return _mm256_add_epi32(a, b); }
+inline Bytes add_16(Bytes a, Bytes b) { return _mm256_add_epi16(a, b); }
+inline Bytes pairs(Bytes a, Bytes b) { return _mm256_maddubs_epi16(a, b); }
+inline Bytes widen_pairs(Bytes a) { return _mm256_madd_epi16(a, _mm256_set1_epi16(1)); }
+#endif
+template <int rows>
+inline void multiply_integers(const uint8_t* codes, const int8_t* x, int64_t length, const int32_t* init,
+                              int32_t* out) {
+  constexpr int64_t wide = sizeof(Bytes) / 4;  // classes of a register
+  for (int64_t c = 0; c < CLASSES; c += 2 * wide) {
+    Bytes sums[rows][2];
+#pragma GCC unroll 8
+    for (int m = 0; m < rows; ++m) sums[m][0] = sums[m][1] = repeat(init[m]);
+    const uint8_t* from = codes + 4 * c;
+    for (int64_t k = 0; k < length; k += 8, from += 8 * CLASSES) {
+      Bytes first[2], second[2];
+#pragma GCC unroll 2
+      for (int v = 0; v < 2; ++v) {
+        first[v] = read_bytes(from + 4 * wide * v);
+        second[v] = read_bytes(from + 4 * CLASSES + 4 * wide * v);
+      }
+#pragma GCC unroll 8
+      for (int m = 0; m < rows; ++m) {
+        int32_t bytes[2];
+        std::memcpy(bytes, x + m * length + k, 8);
+        const Bytes one = repeat(bytes[0]), other = repeat(bytes[1]);
+#pragma GCC unroll 2
+        for (int v = 0; v < 2; ++v)
+          sums[m][v] = add_32(sums[m][v], widen_pairs(add_16(pairs(first[v], one), pairs(second[v], other))));
+      }
+    }
+#pragma GCC unroll 8
+    for (int m = 0; m < rows; ++m)
+      for (int v = 0; v < 2; ++v) std::memcpy(out + m * CLASSES + c + wide * v, &sums[m][v], sizeof(Bytes));
+  }
+}
+constexpr int64_t TOGETHER_MOST = 4;
+#else
+template <int rows>
+inline void multiply_integers(const uint8_t* codes, const int8_t* x, int64_t length, const int32_t* init,
+                              int32_t* out) {
+  for (int m = 0; m < rows; ++m)
+    for (int64_t c = 0; c < CLASSES; ++c) {
+      int32_t sum = init[m];
+      for (int64_t k = 0; k < length; ++k)
+        sum += codes[(k / 4 * CLASSES + c) * 4 + k % 4] * x[m * length + k];
+      out[m * CLASSES + c] = sum;
+    }
+}
+constexpr int64_t TOGETHER_MOST = 4;
+#endif
+
+// The same for any number of rows up to TOGETHER_MOST.
+inline void multiply_some(int64_t rows, const uint8_t* codes, const int8_t* x, int64_t length, const int32_t* init,
+                          int32_t* out) {
+  if (rows == 1) return multiply_integers<1>(codes, x, length, init, out);
+  if (rows == 2) return multiply_integers<2>(codes, x, length, init, out);
+  if (rows == 3) return multiply_integers<3>(codes, x, length, init, out);
+  if constexpr (TOGETHER_MOST == 6) {
+    if (rows == 5) return multiply_integers<5>(codes, x, length, init, out);
+    if (rows == 6) return multiply_integers<6>(codes, x, length, init, out);
+  }
+  multiply_integers<4>(codes, x, length, init, out);
+}
+
+// upper[c] = sums[c] scales[c] + bias[c] unit, and a bit for each that is above the cut.
+inline uint64_t above(const int32_t* sums, const float* scales, const float* bias, float unit, float cut,
+                      float* upper) {
+#ifdef __AVX512F__
+  uint64_t found = 0;
+  const __m512 least = _mm512_set1_ps(cut), times = _mm512_set1_ps(unit);
+#pragma GCC unroll 4
+  for (int v = 0; v < 4; ++v) {
+    const __m512 sum = _mm512_cvtepi32_ps(_mm512_loadu_si512(sums + 16 * v)), scale = _mm512_loadu_ps(scales + 16 * v);
+    __m512 bound;
+    if (bias) bound = _mm512_fmadd_ps(sum, scale, _mm512_mul_ps(_mm512_loadu_ps(bias + 16 * v), times));
+    else bound = _mm512_mul_ps(sum, scale);
+    _mm512_storeu_ps(upper + 16 * v, bound);
+    found |= static_cast<uint64_t>(_mm512_cmp_ps_mask(bound, least, _CMP_GT_OQ)) << (16 * v);
+  }
+  return found;
+#elif defined(__AVX2__)
+  uint64_t found = 0;
+  const __m256 least = _mm256_set1_ps(cut), times = _mm256_set1_ps(unit);
+#pragma GCC unroll 8
+  for (int v = 0; v < 8; ++v) {
+    const __m256i whole = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(sums + 8 * v));
+    const __m256 sum = _mm256_cvtepi32_ps(whole), scale = _mm256_loadu_ps(scales + 8 * v);
+    __m256 bound;
+    if (bias) bound = _mm256_fmadd_ps(sum, scale, _mm256_mul_ps(_mm256_loadu_ps(bias + 8 * v), times));
+    else bound = _mm256_mul_ps(sum, scale);
+    _mm256_storeu_ps(upper + 8 * v, bound);
+    const int mask = _mm256_movemask_ps(_mm256_cmp_ps(bound, least, _CMP_GT_OQ));
+    found |= static_cast<uint64_t>(static_cast<uint32_t>(mask)) << (8 * v);
+  }
+  return found;
+#else
+  uint64_t found = 0;
+  for (int64_t c = 0; c < CLASSES; ++c) {
+    upper[c] = sums[c] * scales[c] + (bias ? bias[c] * unit : 0);
+    found |= static_cast<uint64_t>(upper[c] > cut) << c;
+  }
+  return found;
+#endif
+}
+
+// The classes of a row that have not been ruled out, in the memory of its scores: upper and lower bounds of their scores
+// in units of the query's scale, and the classes themselves, ascending. A third of the row is for each of them.
+struct Survivors {
+  float *upper, *lower;
+  int32_t* at;
+  int64_t size = 0, next = 0, room = 0;  // `next`: the size at which the cut is raised
+  float unit = 0;                        // the scale of the query
+  float cut = -std::numeric_limits<float>::infinity();  // in this unit
+  bool wide = false;
+
+  void begin(float* row, int64_t stride, float scale) {
+    room = stride / 3;
+    upper = row, lower = row + room, at = reinterpret_cast<int32_t*>(row + 2 * room);
+    size = 0, next = std::min(4 * CLASSES, room - CLASSES), unit = scale, wide = false;
+    cut = -std::numeric_limits<float>::infinity();
+  }
+
+  // Raise the cut to a number in the unit of scores, and leave out what is not above it.
+  void raise(float to) {
+    const float raised = to / unit;
+    if (!(raised > cut)) return;
+    cut = raised;
+    int64_t kept = 0;
+    for (int64_t k = 0; k < size; ++k) {
+      upper[kept] = upper[k], lower[kept] = lower[k], at[kept] = at[k];
+      kept += upper[k] > cut;
+    }
+    size = kept;
+  }
+};
+
+// x . w of classes at[0 .. count), and their bias, by four at a time.
+inline void exact_scores(const float* x, int64_t d, const float* vectors, const float* bias, const int32_t* at,
+                         int64_t count, float* out) {
+  typedef float Sixteen __attribute__((vector_size(64), aligned(4), may_alias));
+  typedef float Eight __attribute__((vector_size(32)));
+  typedef float Four __attribute__((vector_size(16)));
+  for (int64_t k = 0; k < count; ++k) {
+    const float* const w = vectors + static_cast<int64_t>(at[k]) * d;
+    if (k + 4 < count) {
+      const float* const later = vectors + static_cast<int64_t>(at[k + 4]) * d;
+      for (int64_t i = 0; i < d; i += 16) __builtin_prefetch(later + i);
+    }
+    Sixteen sums = {};
+    int64_t i = 0;
+    for (; i + 16 <= d; i += 16)
+      sums += *reinterpret_cast<const Sixteen*>(x + i) * *reinterpret_cast<const Sixteen*>(w + i);
+    Eight halves[2];
+    std::memcpy(halves, &sums, 64);
+    const Eight half = halves[0] + halves[1];
+    Four quarters[2];
+    std::memcpy(quarters, &half, 32);
+    const Four quarter = quarters[0] + quarters[1];
+    float sum = (quarter[0] + quarter[1]) + (quarter[2] + quarter[3]);
+    for (; i < d; ++i) sum += x[i] * w[i];
+    out[k] = bias ? sum + bias[at[k]] : sum;
+  }
+}
+
+// The queries of one thread, as integers, and what is left of their classes.
+struct Queries {
+  int64_t rows, length;
+  Buffer<int8_t> codes;
+  Buffer<Measured> measured;
+  Buffer<int32_t> shift;  // what makes up for the MOST that is in the codes of classes
+  Buffer<Survivors> left;
+
+  Queries(const float* input, int64_t rows, int64_t d, float* table, int64_t stride)
+      : rows(rows), length(padded(d)), codes(rows * length), measured(rows), shift(rows), left(rows) {
+    for (int64_t r = 0; r < rows; ++r) {
+      int8_t* const q = codes.data() + r * length;
+      std::fill(q, q + length, int8_t(0));
+      const bool usable = quantise(input + r * d, d, q, measured[r]);
+      if (!usable) measured[r] = {1, 0, 0};
+      int32_t sum = 0;
+      for (int64_t i = 0; i < d; ++i) sum += q[i];
+      shift[r] = -MOST * sum;
+      left[r].begin(table + r * stride, stride, measured[r].scale);
+      left[r].wide = !usable;
+    }
+  }
+
+  // The bound of what the product of integers is off by, for a row and a group of classes.
+  int32_t error(int64_t r, float norm, float error) const {
+    const Measured& x = measured[r];
+    const float off = x.error * norm + (x.norm + x.error) * error + x.norm * norm * ((length + 32) * MARGIN);
+    return static_cast<int32_t>(off * 1.0001f) + 2;
+  }
+};
+
+// Leave in the rows of `table` what is needed of some queries: for each of them the scores of the classes that are left,
+// packed as rows.h says, and in `count` how many; or -1 where they are more than `most`. `bound(lower, size,
+// before, offset)` is a lower bound of the row's threshold from `size` lower bounds of scores, and from the one before.
+template <typename Bound>
+void rule_out(const Quantised& all, const float* vectors, const float* input, int64_t rows, float* table,
+              int64_t stride, int64_t most, int64_t* count, Bound bound) {
+  const int64_t d = all.d;
+  Queries queries(input, rows, d, table, stride);
+  Buffer<float> scaled(stride / 3);
+  const auto raise = [&](Survivors& row) {
+    for (int64_t k = 0; k < row.size; ++k) scaled[k] = row.lower[k] * row.unit;
+    row.raise(bound(scaled.data(), row.size, row.cut * row.unit, all.offset));
+    row.next = std::min(row.size + std::max(4 * CLASSES, row.size / 2), row.room - CLASSES);
+    row.wide = row.size > most || row.size >= row.next || row.size == 0;
+  };
+  int32_t init[TOGETHER_MOST], off[TOGETHER_MOST], sums[TOGETHER_MOST * CLASSES];
+  float upper[CLASSES];
+  int64_t open = rows;
+  for (int64_t g = 0; g < all.groups() && open > 0; ++g) {
+    const uint8_t* const codes = all.codes + g * CLASSES * queries.length;
+    const int64_t first = g * CLASSES, size = std::min(CLASSES, all.classes - first);
+    // The last group may have fewer classes: its bias is read from where the table does not end.
+    const uint64_t valid = size == CLASSES ? ~uint64_t(0) : (uint64_t(1) << size) - 1;
+    float last_bias[CLASSES] = {};
+    if (all.bias && size < CLASSES) std::copy_n(all.bias + first, size, last_bias);
+    const float* const bias = !all.bias ? nullptr : size < CLASSES ? last_bias : all.bias + first;
+    for (int64_t r = 0; r < rows; r += TOGETHER_MOST) {
+      const int64_t some = std::min(TOGETHER_MOST, rows - r);
+      bool needed = false;
+      for (int64_t m = 0; m < some; ++m) {
+        off[m] = queries.error(r + m, all.norms[g], all.errors[g]);
+        init[m] = queries.shift[r + m] + off[m];
+        needed |= !queries.left[r + m].wide;
+      }
+      if (!needed) continue;
+      multiply_some(some, codes, queries.codes.data() + r * queries.length, queries.length, init, sums);
+      for (int64_t m = 0; m < some; ++m) {
+        Survivors& row = queries.left[r + m];
+        if (row.wide) continue;
+        uint64_t found = valid & above(sums + m * CLASSES, all.scales + first, bias, 1 / row.unit, row.cut, upper);
+        if (!found) continue;
+        for (; found; found &= found - 1) {
+          const int64_t c = __builtin_ctzll(found);
+          row.upper[row.size] = upper[c];
+          row.lower[row.size] = upper[c] - 2 * static_cast<float>(off[m]) * all.scales[first + c];
+          row.at[row.size++] = static_cast<int32_t>(first + c);
+        }
+        if (row.size >= row.next) {
+          raise(row);
+          open -= row.wide;
+        }
+      }
+    }
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    Survivors& row = queries.left[r];
+    if (!row.wide) raise(row);
+    count[r] = row.wide ? -1 : row.size;
+  }
+  // Exact scores, some classes at a time for all rows, so that a class vector is used several times while it is in cache.
+  const int64_t range = std::max<int64_t>(64, (int64_t(1) << 16) / d);
+  Buffer<int64_t> done(rows, 0);
+  std::fill(done.begin(), done.end(), 0);
+  for (int64_t last = range; last < all.classes + range; last += range)
+    for (int64_t r = 0; r < rows; ++r) {
+      Survivors& row = queries.left[r];
+      const int64_t from = done[r];
+      int64_t to = from;
+      while (to < count[r] && row.at[to] < last) ++to;
+      exact_scores(input + r * d, d, vectors, all.bias, row.at + from, to - from, row.upper + from);
+      done[r] = to;
+    }
+  for (int64_t r = 0; r < rows; ++r) {
+    if (count[r] < 0) continue;
+    // Scores at the beginning of the row are in place already; classes go to its middle.
+    std::memmove(reinterpret_cast<int32_t*>(table + r * stride + stride / 2), queries.left[r].at,
+                 count[r] * sizeof(int32_t));
+  }
+}
+
+}  // namespace
