@@ -11,6 +11,7 @@ from torch import Tensor
 
 from manymax.engine import native
 from manymax.engine.blocks import Block, Kernel
+from manymax.engine.filter import filter_for
 from manymax.engine.gradients import Gradients
 from manymax.engine.half import WIDENED, widened
 from manymax.engine.keywords import Keywords
@@ -64,6 +65,8 @@ def run(
     buffer = input.new_empty(min(step, input.shape[0]), padded_length(linear_weight.shape[0]))
     scorer = Scorer.of(input, linear_weight, linear_bias, keywords, native.level_for(options, buffer))
     scoring, level = scorer.scoring, scorer.level
+    given = kernel, input, linear_weight, linear_bias, target, scoring, keywords
+    sieve = filter_for(*given, level if scorer.by_native else None, shards.ranks)
     weights = target.class_weight
     spread_of = None if weights is None else _weighted_score_sum(weights, linear_weight, scoring)
     through_cap = scoring.softcap is not None and target.coefficient is not None
@@ -78,7 +81,8 @@ def run(
         queries = input[start : start + step]  # a view; the last block may be shorter
         part = target[start : start + step]
         scores = buffer[: len(queries)]
-        tops = scorer.score(queries, part, scores)
+        filtered = sieve.candidates(queries, part, scores) if sieve is not None and sieve.pays else None
+        tops = scorer.score(queries, part, scores) if filtered is None else None
         # Before classes are left out: those of the list of K may be among them.
         bound = _bound(part, scores, kernel.list_length, shards)
         tops = leave_out(part, scores, tops, len(linear_weight), level)
@@ -88,6 +92,7 @@ def run(
         block = Block(
             *(scores, part, len(linear_weight), spread, rescore, shards.ranks, keywords, level, tops, bound),
             triton=options.backend == TRITON,
+            filtered=filtered,
         )
         capped = None
         if through_cap and not kernel.undoes_cap(block):

@@ -112,6 +112,19 @@ class BlockResult:
 
 
 @dataclass(frozen=True)
+class Filtered:
+    """What engine/filter.py has left of the rows of a block.
+
+    count: (n,) int64, how many classes are left of a row, whose scores are at its beginning and whose numbers are in its
+        middle, as in `Mixed`; -1 where a row has all of its scores.
+    positives: (n, P) the scores of the listed classes.
+    """
+
+    count: Tensor
+    positives: Tensor
+
+
+@dataclass(frozen=True)
 class Block:
     """What a kernel sees of some rows: their scores and their target.
 
@@ -130,6 +143,8 @@ class Block:
     tops: (n, groups) the largest score of each group of 64 classes, where the native products have found it; else None.
     bound: (n, 1) what a kernel with a `list_length` compares the scores with; None for others.
     triton: whether the member's Triton kernels serve the call.
+    filtered: what is left of rows in which classes have been ruled out, for a kernel with `rule_out`; None where `scores`
+        has all of them.
     """
 
     scores: Tensor
@@ -143,6 +158,7 @@ class Block:
     tops: Tensor | None = None
     bound: Tensor | None = None
     triton: bool = False
+    filtered: Filtered | None = None
 
     @property
     def row_bound(self) -> Tensor:
@@ -177,6 +193,8 @@ class Kernel:
     list_length: K of a kernel that compares scores with the K-th largest of their row, over all classes: those that are
         left out of sums are among them. None where it does not.
     triton: the name of its Triton kernels, which are checked once per name and device; "" where it has none.
+    rule_out: leaves in rows the classes that can count, from small integers; see engine/filter.py. None where a member
+        needs all scores, or has no native kernel for it.
     moved: what becomes of the sums of rows (n, k), the second of two exchanges, when the maximum that was the first
         rises; see engine/class_blocks.py. None where a kernel exchanges something else.
     """
@@ -188,4 +206,5 @@ class Kernel:
     undoes_cap: Callable[[Block], bool] = lambda block: False
     list_length: int | None = None
     triton: str = ""
+    rule_out: Callable[..., Tensor] | None = None
     moved: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None

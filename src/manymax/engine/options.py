@@ -41,6 +41,9 @@ class HeadOptions:
         kernel cannot serve; "native-avx512", "native-avx2" and "native-plain" are its levels, each an error where the
         processor has not got it. The variable MANYMAX_BACKEND of the environment says what "auto" stands for. `manymax
         doctor` shows what is used, and why.
+    filter: let a sparse member rule out classes by bounds of their scores from small integers, where native code serves,
+        C and N are large and few classes have a part in the gradient; it looks for itself. The others are scored in
+        float32. False is for comparisons.
     allow_slow: run what this processor is slow at instead of refusing it.
     compiled: the old name of `backend`. True is "native" where it serves and torch elsewhere; False is "auto".
     """
@@ -51,11 +54,12 @@ class HeadOptions:
     sparse_grad: bool = False
     retain_graph: bool = False
     backend: str = "auto"
+    filter: bool = True
     allow_slow: bool = False
     compiled: bool | None = None  # None: not given
 
     def __post_init__(self) -> None:
-        for name in ("sparse_grad", "retain_graph", "allow_slow"):
+        for name in ("sparse_grad", "retain_graph", "filter", "allow_slow"):
             if not isinstance(getattr(self, name), bool):  # "no" would count as true
                 raise ArgumentTypeError(f"`options.{name}` must be True or False; got {getattr(self, name)!r}.")
         check_choice("options.matmul", self.matmul, ("float32", "bf16"))

@@ -35,6 +35,7 @@ from manymax.engine.row_target import RowTarget
 from manymax.errors import ArgumentError
 from manymax.members.entmax.alpha import read_alpha
 from manymax.members.entmax.autograd import omega_slope
+from manymax.members.entmax.filter import rule_out_below
 from manymax.members.entmax.from_levels import bases_and_probs_, conjugate_of, dense_gradient, grad_alpha
 from manymax.members.entmax.level_search import Piece, native_sums, plain_sums, search_levels
 from manymax.members.entmax.loss import omega
@@ -97,7 +98,8 @@ def entmax_kernel(alpha: float | Tensor = 1.5) -> Kernel:
     def omega_at(probs: Tensor, setting: float | Tensor = alpha) -> Tensor:
         return omega(probs, setting)
 
-    return Kernel(run, setting=alpha_tensor if learned else None, omega=omega_at, undoes_cap=undoes_cap)
+    rule_out = None if number == 1 else rule_out_below(number)
+    return Kernel(run, alpha_tensor if learned else None, omega=omega_at, undoes_cap=undoes_cap, rule_out=rule_out)
 
 
 def block_entmax(alpha: float, wants_alpha: bool = False) -> Callable[[Block], BlockResult]:
@@ -116,6 +118,8 @@ def block_entmax(alpha: float, wants_alpha: bool = False) -> Callable[[Block], B
 
     def run(block: Block) -> BlockResult:
         nonlocal dense_before
+        if block.filtered is not None:
+            return _native_rows(block, block.filtered.positives, alpha, wants_alpha)
         # Before anything is overwritten; for float rows `pick` is a view of the scores, hence the copy.
         positive_scores = block.target.pick(block.scores).clone()
         if block.level is not None:
@@ -133,11 +137,12 @@ def block_entmax(alpha: float, wants_alpha: bool = False) -> Callable[[Block], B
 
 def _native_rows(block: Block, positive_scores: Tensor, alpha: float, wants_alpha: bool) -> BlockResult:
     """The result of a block with all classes of its rows, by kernel.cpp."""
-    target, rows = block.target, native.KernelCall(block)
+    filtered = block.filtered
+    target, rows = block.target, native.KernelCall(block, count=None if filtered is None else filtered.count)
     level = torch.empty_like(rows.value)
     slopes = torch.empty_like(rows.value) if wants_alpha else None
     entropy, support = wanted_sums(block)
-    rows.run("entmax_rows", torch.tensor(alpha, dtype=torch.float64), level, slopes, entropy, support)
+    rows.run("entmax_rows", torch.tensor(alpha, dtype=torch.float64), level, slopes, entropy, support, int(filtered is not None))
     check_finite(rows.maximum)
     inner = target.inner(positive_scores, rows.maximum, block.spread)
     losses = target.total * conjugate_of(rows.value, level, alpha) - inner
