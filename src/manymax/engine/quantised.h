@@ -243,15 +243,41 @@ struct Survivors {
   float *upper, *lower;
   int32_t* at;
   int64_t size = 0, next = 0, room = 0;  // `next`: the size at which the cut is raised
-  float unit = 0;                        // the scale of the query
+  float unit = 0, inverse = 0;           // the scale of the query, and 1 / scale
   float cut = -std::numeric_limits<float>::infinity();  // in this unit
   bool wide = false;
 
   void begin(float* row, int64_t stride, float scale) {
     room = stride / 3;
     upper = row, lower = row + room, at = reinterpret_cast<int32_t*>(row + 2 * room);
-    size = 0, next = std::min(4 * CLASSES, room - CLASSES), unit = scale, wide = false;
+    size = 0, next = std::min(4 * CLASSES, room - CLASSES), unit = scale, inverse = 1 / scale, wide = false;
     cut = -std::numeric_limits<float>::infinity();
+  }
+
+  // Add the classes of a group that have a bit, whose upper bounds are off by no more than off x scale in both ways.
+  // May write as many numbers as the group has classes.
+  void add(uint64_t found, const float* bounds, float off, const float* scales, int64_t first) {
+#ifdef __AVX512F__
+    const __m512i steps = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512 twice = _mm512_set1_ps(2 * off);
+    for (int64_t c = 0; c < CLASSES; c += 16) {
+      const auto chosen = static_cast<__mmask16>(found >> c);
+      if (!chosen) continue;
+      const __m512 high = _mm512_loadu_ps(bounds + c);
+      const __m512 low = _mm512_fnmadd_ps(twice, _mm512_loadu_ps(scales + c), high);
+      const __m512i classes = _mm512_add_epi32(steps, _mm512_set1_epi32(static_cast<int32_t>(first + c)));
+      _mm512_storeu_ps(upper + size, _mm512_maskz_compress_ps(chosen, high));
+      _mm512_storeu_ps(lower + size, _mm512_maskz_compress_ps(chosen, low));
+      _mm512_storeu_si512(at + size, _mm512_maskz_compress_epi32(chosen, classes));
+      size += __builtin_popcount(chosen);
+    }
+#else
+    for (; found; found &= found - 1) {
+      const int64_t c = __builtin_ctzll(found);
+      upper[size] = bounds[c], lower[size] = bounds[c] - 2 * off * scales[c];
+      at[size++] = static_cast<int32_t>(first + c);
+    }
+#endif
   }
 
   // Raise the cut to a number in the unit of scores, and leave out what is not above it.
@@ -259,8 +285,20 @@ struct Survivors {
     const float raised = to / unit;
     if (!(raised > cut)) return;
     cut = raised;
-    int64_t kept = 0;
-    for (int64_t k = 0; k < size; ++k) {
+    int64_t kept = 0, k = 0;
+#ifdef __AVX512F__
+    const __m512 least = _mm512_set1_ps(cut);
+    for (; k + 16 <= size; k += 16) {
+      const __m512 high = _mm512_loadu_ps(upper + k), low = _mm512_loadu_ps(lower + k);
+      const __m512i classes = _mm512_loadu_si512(at + k);
+      const __mmask16 chosen = _mm512_cmp_ps_mask(high, least, _CMP_GT_OQ);
+      _mm512_storeu_ps(upper + kept, _mm512_maskz_compress_ps(chosen, high));
+      _mm512_storeu_ps(lower + kept, _mm512_maskz_compress_ps(chosen, low));
+      _mm512_storeu_si512(at + kept, _mm512_maskz_compress_epi32(chosen, classes));
+      kept += __builtin_popcount(chosen);
+    }
+#endif
+    for (; k < size; ++k) {
       upper[kept] = upper[k], lower[kept] = lower[k], at[kept] = at[k];
       kept += upper[k] > cut;
     }
@@ -300,30 +338,37 @@ inline void exact_scores(const float* x, int64_t d, const float* vectors, const 
 struct Queries {
   int64_t rows, length;
   Buffer<int8_t> codes;
-  Buffer<Measured> measured;
-  Buffer<int32_t> shift;  // what makes up for the MOST that is in the codes of classes
+  Buffer<float> norms, errors;  // of each query: what the bound of an error is made of
+  Buffer<int32_t> shift;        // what makes up for the MOST that is in the codes of classes
+  Buffer<int32_t> off, init;    // for a group of classes: the bound, and what its sums begin with
   Buffer<Survivors> left;
 
   Queries(const float* input, int64_t rows, int64_t d, float* table, int64_t stride)
-      : rows(rows), length(padded(d)), codes(rows * length), measured(rows), shift(rows), left(rows) {
+      : rows(rows), length(padded(d)), codes(rows * length), norms(rows), errors(rows), shift(rows), off(rows),
+        init(rows), left(rows) {
     for (int64_t r = 0; r < rows; ++r) {
       int8_t* const q = codes.data() + r * length;
       std::fill(q, q + length, int8_t(0));
-      const bool usable = quantise(input + r * d, d, q, measured[r]);
-      if (!usable) measured[r] = {1, 0, 0};
+      Measured found{1, 0, 0};
+      const bool usable = quantise(input + r * d, d, q, found);
+      // |X - p| + what rounding can change in all of this, for |V|; |p| for |V - q|.
+      errors[r] = (found.error + found.norm * ((length + 32) * MARGIN)) * 1.0001f;
+      norms[r] = (found.norm + found.error) * 1.0001f;
       int32_t sum = 0;
       for (int64_t i = 0; i < d; ++i) sum += q[i];
       shift[r] = -MOST * sum;
-      left[r].begin(table + r * stride, stride, measured[r].scale);
+      left[r].begin(table + r * stride, stride, found.scale);
       left[r].wide = !usable;
     }
   }
 
-  // The bound of what the product of integers is off by, for a row and a group of classes.
-  int32_t error(int64_t r, float norm, float error) const {
-    const Measured& x = measured[r];
-    const float off = x.error * norm + (x.norm + x.error) * error + x.norm * norm * ((length + 32) * MARGIN);
-    return static_cast<int32_t>(off * 1.0001f) + 2;
+  // The bounds of what the products of integers with the classes of a group are off by.
+  void begin_group(float norm, float error) {
+#pragma omp simd
+    for (int64_t r = 0; r < rows; ++r) {
+      off[r] = static_cast<int32_t>(errors[r] * norm + norms[r] * error) + 2;
+      init[r] = shift[r] + off[r];
+    }
   }
 };
 
@@ -342,7 +387,7 @@ void rule_out(const Quantised& all, const float* vectors, const float* input, in
     row.next = std::min(row.size + std::max(4 * CLASSES, row.size / 2), row.room - CLASSES);
     row.wide = row.size > most || row.size >= row.next || row.size == 0;
   };
-  int32_t init[TOGETHER_MOST], off[TOGETHER_MOST], sums[TOGETHER_MOST * CLASSES];
+  int32_t sums[TOGETHER_MOST * CLASSES];
   float upper[CLASSES];
   int64_t open = rows;
   for (int64_t g = 0; g < all.groups() && open > 0; ++g) {
@@ -353,31 +398,23 @@ void rule_out(const Quantised& all, const float* vectors, const float* input, in
     float last_bias[CLASSES] = {};
     if (all.bias && size < CLASSES) std::copy_n(all.bias + first, size, last_bias);
     const float* const bias = !all.bias ? nullptr : size < CLASSES ? last_bias : all.bias + first;
+    queries.begin_group(all.norms[g], all.errors[g]);
     for (int64_t r = 0; r < rows; r += TOGETHER_MOST) {
       const int64_t some = std::min(TOGETHER_MOST, rows - r);
       bool needed = false;
-      for (int64_t m = 0; m < some; ++m) {
-        off[m] = queries.error(r + m, all.norms[g], all.errors[g]);
-        init[m] = queries.shift[r + m] + off[m];
-        needed |= !queries.left[r + m].wide;
-      }
+      for (int64_t m = 0; m < some; ++m) needed |= !queries.left[r + m].wide;
       if (!needed) continue;
-      multiply_some(some, codes, queries.codes.data() + r * queries.length, queries.length, init, sums);
+      multiply_some(some, codes, queries.codes.data() + r * queries.length, queries.length, queries.init.data() + r,
+                    sums);
       for (int64_t m = 0; m < some; ++m) {
         Survivors& row = queries.left[r + m];
-        if (row.wide) continue;
-        uint64_t found = valid & above(sums + m * CLASSES, all.scales + first, bias, 1 / row.unit, row.cut, upper);
-        if (!found) continue;
-        for (; found; found &= found - 1) {
-          const int64_t c = __builtin_ctzll(found);
-          row.upper[row.size] = upper[c];
-          row.lower[row.size] = upper[c] - 2 * static_cast<float>(off[m]) * all.scales[first + c];
-          row.at[row.size++] = static_cast<int32_t>(first + c);
-        }
-        if (row.size >= row.next) {
-          raise(row);
-          open -= row.wide;
-        }
+        const uint64_t found =
+            valid & above(sums + m * CLASSES, all.scales + first, bias, row.inverse, row.cut, upper);
+        if (!found || row.wide) continue;
+        row.add(found, upper, static_cast<float>(queries.off[r + m]), all.scales + first, first);
+        if (row.size < row.next) continue;
+        raise(row);
+        open -= row.wide;
       }
     }
   }
