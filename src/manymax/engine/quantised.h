@@ -314,8 +314,8 @@ inline void exact_scores(const float* x, int64_t d, const float* vectors, const 
   typedef float Four __attribute__((vector_size(16)));
   for (int64_t k = 0; k < count; ++k) {
     const float* const w = vectors + static_cast<int64_t>(at[k]) * d;
-    if (k + 4 < count) {
-      const float* const later = vectors + static_cast<int64_t>(at[k + 4]) * d;
+    if (k + 8 < count) {
+      const float* const later = vectors + static_cast<int64_t>(at[k + 8]) * d;
       for (int64_t i = 0; i < d; i += 16) __builtin_prefetch(later + i);
     }
     Sixteen sums = {};
@@ -372,17 +372,20 @@ struct Queries {
   }
 };
 
-// Leave in the rows of `table` what is needed of some queries: for each of them the scores of the classes that are left,
-// packed as rows.h says, and in `count` how many; or -1 where they are more than `most`. `bound(lower, size,
+// Leave in the rows of `table` what is needed of some queries: from the middle of each row on the classes that are left,
+// ascending, and in `count` how many; or -1 where they are more than `most`. `bound(lower, size,
 // before, offset)` is a lower bound of the row's threshold from `size` lower bounds of scores, and from the one before.
 template <typename Bound>
-void rule_out(const Quantised& all, const float* vectors, const float* input, int64_t rows, float* table,
-              int64_t stride, int64_t most, int64_t* count, Bound bound) {
+void rule_out(const Quantised& all, const float* input, int64_t rows, float* table, int64_t stride, int64_t most,
+              int64_t* count, Bound bound) {
   const int64_t d = all.d;
   Queries queries(input, rows, d, table, stride);
   Buffer<float> scaled(stride / 3);
   const auto raise = [&](Survivors& row) {
-    for (int64_t k = 0; k < row.size; ++k) scaled[k] = row.lower[k] * row.unit;
+    const float *const lower = row.lower, unit = row.unit;
+    float* const to = scaled.data();
+#pragma omp simd
+    for (int64_t k = 0; k < row.size; ++k) to[k] = lower[k] * unit;
     row.raise(bound(scaled.data(), row.size, row.cut * row.unit, all.offset));
     row.next = std::min(row.size + std::max(4 * CLASSES, row.size / 2), row.room - CLASSES);
     row.wide = row.size > most || row.size >= row.next || row.size == 0;
@@ -422,26 +425,26 @@ void rule_out(const Quantised& all, const float* vectors, const float* input, in
     Survivors& row = queries.left[r];
     if (!row.wide) raise(row);
     count[r] = row.wide ? -1 : row.size;
+    if (!row.wide) std::memmove(table + r * stride + stride / 2, row.at, row.size * sizeof(int32_t));
   }
-  // Exact scores, some classes at a time for all rows, so that a class vector is used several times while it is in cache.
-  const int64_t range = std::max<int64_t>(64, (int64_t(1) << 16) / d);
-  Buffer<int64_t> done(rows, 0);
-  std::fill(done.begin(), done.end(), 0);
-  for (int64_t last = range; last < all.classes + range; last += range)
-    for (int64_t r = 0; r < rows; ++r) {
-      Survivors& row = queries.left[r];
-      const int64_t from = done[r];
-      int64_t to = from;
-      while (to < count[r] && row.at[to] < last) ++to;
-      exact_scores(input + r * d, d, vectors, all.bias, row.at + from, to - from, row.upper + from);
-      done[r] = to;
+}
+
+// The scores of the classes that are left, packed as rows.h says. A thread has some classes at a time for all rows, so
+// that their vectors are read from memory once.
+inline void score_left(const Quantised& all, const float* vectors, const float* input, int64_t n, float* table,
+                       int64_t stride, const int64_t* count, int threads) {
+  const int64_t d = all.d, range = std::clamp<int64_t>((int64_t(1) << 16) / d, 64, std::max<int64_t>(64, all.classes / 8));
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
+  for (int64_t first = 0; first < all.classes; first += range)
+    for (int64_t r = 0; r < n; ++r) {
+      if (count[r] <= 0) continue;
+      float* const row = table + r * stride;
+      const int32_t* const at = reinterpret_cast<const int32_t*>(row + stride / 2);
+      const int32_t* const from = std::lower_bound(at, at + count[r], static_cast<int32_t>(first));
+      const int32_t* to = from;
+      while (to < at + count[r] && *to < first + range) ++to;
+      exact_scores(input + r * d, d, vectors, all.bias, from, to - from, row + (from - at));
     }
-  for (int64_t r = 0; r < rows; ++r) {
-    if (count[r] < 0) continue;
-    // Scores at the beginning of the row are in place already; classes go to its middle.
-    std::memmove(reinterpret_cast<int32_t*>(table + r * stride + stride / 2), queries.left[r].at,
-                 count[r] * sizeof(int32_t));
-  }
 }
 
 }  // namespace

@@ -39,11 +39,12 @@ void all_candidates(const Quantised& all, const float* vectors, const float* inp
   by_kind(alpha, [&](const auto& entmax) {
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
     for (int64_t r = 0; r < n; r += rows)
-      rule_out(all, vectors, input + r * all.d, std::min(rows, n - r), table + r * stride, stride, most, count + r,
+      rule_out(all, input + r * all.d, std::min(rows, n - r), table + r * stride, stride, most, count + r,
                [&](const float* lower, int64_t size, float before, float offset) {
                  return cut_from(entmax, lower, size, before, offset);
                });
   });
+  score_left(all, vectors, input, n, table, stride, count, threads);
 }
 
 }  // namespace
