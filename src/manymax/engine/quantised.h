@@ -196,44 +196,58 @@ inline void multiply_some(int64_t rows, const uint8_t* codes, const int8_t* x, i
   multiply_integers<4>(codes, x, length, init, out);
 }
 
-// upper[c] = sums[c] scales[c] + bias[c] unit, and a bit for each that is above the cut.
+// A bit for each class whose upper bound, sums[c] scales[c] + bias[c] unit, is above the cut. Bounds are written where
+// there is one.
 inline uint64_t above(const int32_t* sums, const float* scales, const float* bias, float unit, float cut,
                       float* upper) {
 #ifdef __AVX512F__
-  uint64_t found = 0;
   const __m512 least = _mm512_set1_ps(cut), times = _mm512_set1_ps(unit);
+  __m512 bounds[4];
+  __mmask16 found[4];
 #pragma GCC unroll 4
   for (int v = 0; v < 4; ++v) {
     const __m512 sum = _mm512_cvtepi32_ps(_mm512_loadu_si512(sums + 16 * v)), scale = _mm512_loadu_ps(scales + 16 * v);
-    __m512 bound;
-    if (bias) bound = _mm512_fmadd_ps(sum, scale, _mm512_mul_ps(_mm512_loadu_ps(bias + 16 * v), times));
-    else bound = _mm512_mul_ps(sum, scale);
-    _mm512_storeu_ps(upper + 16 * v, bound);
-    found |= static_cast<uint64_t>(_mm512_cmp_ps_mask(bound, least, _CMP_GT_OQ)) << (16 * v);
+    bounds[v] = bias ? _mm512_fmadd_ps(sum, scale, _mm512_mul_ps(_mm512_loadu_ps(bias + 16 * v), times))
+                     : _mm512_mul_ps(sum, scale);
+    found[v] = _mm512_cmp_ps_mask(bounds[v], least, _CMP_GT_OQ);
   }
-  return found;
+  // Most groups have none: masks are moved to other registers where one has.
+  const __mmask16 first = _kor_mask16(found[0], found[1]), second = _kor_mask16(found[2], found[3]);
+  if (_kortestz_mask16_u8(first, second)) return 0;
+  uint64_t bits = 0;
+#pragma GCC unroll 4
+  for (int v = 0; v < 4; ++v) {
+    _mm512_storeu_ps(upper + 16 * v, bounds[v]);
+    bits |= static_cast<uint64_t>(found[v]) << (16 * v);
+  }
+  return bits;
 #elif defined(__AVX2__)
-  uint64_t found = 0;
   const __m256 least = _mm256_set1_ps(cut), times = _mm256_set1_ps(unit);
+  __m256 any = _mm256_setzero_ps();
 #pragma GCC unroll 8
   for (int v = 0; v < 8; ++v) {
     const __m256i whole = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(sums + 8 * v));
     const __m256 sum = _mm256_cvtepi32_ps(whole), scale = _mm256_loadu_ps(scales + 8 * v);
-    __m256 bound;
-    if (bias) bound = _mm256_fmadd_ps(sum, scale, _mm256_mul_ps(_mm256_loadu_ps(bias + 8 * v), times));
-    else bound = _mm256_mul_ps(sum, scale);
+    const __m256 bound = bias ? _mm256_fmadd_ps(sum, scale, _mm256_mul_ps(_mm256_loadu_ps(bias + 8 * v), times))
+                              : _mm256_mul_ps(sum, scale);
     _mm256_storeu_ps(upper + 8 * v, bound);
-    const int mask = _mm256_movemask_ps(_mm256_cmp_ps(bound, least, _CMP_GT_OQ));
-    found |= static_cast<uint64_t>(static_cast<uint32_t>(mask)) << (8 * v);
+    any = _mm256_or_ps(any, _mm256_cmp_ps(bound, least, _CMP_GT_OQ));
   }
-  return found;
+  if (_mm256_testz_si256(_mm256_castps_si256(any), _mm256_castps_si256(any))) return 0;
+  uint64_t bits = 0;
+#pragma GCC unroll 8
+  for (int v = 0; v < 8; ++v) {
+    const int mask = _mm256_movemask_ps(_mm256_cmp_ps(_mm256_loadu_ps(upper + 8 * v), least, _CMP_GT_OQ));
+    bits |= static_cast<uint64_t>(static_cast<uint32_t>(mask)) << (8 * v);
+  }
+  return bits;
 #else
-  uint64_t found = 0;
+  uint64_t bits = 0;
   for (int64_t c = 0; c < CLASSES; ++c) {
     upper[c] = sums[c] * scales[c] + (bias ? bias[c] * unit : 0);
-    found |= static_cast<uint64_t>(upper[c] > cut) << c;
+    bits |= static_cast<uint64_t>(upper[c] > cut) << c;
   }
-  return found;
+  return bits;
 #endif
 }
 
@@ -260,17 +274,21 @@ struct Survivors {
 #ifdef __AVX512F__
     const __m512i steps = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     const __m512 twice = _mm512_set1_ps(2 * off);
+    float *const high_to = upper, *const low_to = lower;
+    int32_t* const at_to = at;
+    int64_t last = size;
     for (int64_t c = 0; c < CLASSES; c += 16) {
       const auto chosen = static_cast<__mmask16>(found >> c);
       if (!chosen) continue;
       const __m512 high = _mm512_loadu_ps(bounds + c);
       const __m512 low = _mm512_fnmadd_ps(twice, _mm512_loadu_ps(scales + c), high);
       const __m512i classes = _mm512_add_epi32(steps, _mm512_set1_epi32(static_cast<int32_t>(first + c)));
-      _mm512_storeu_ps(upper + size, _mm512_maskz_compress_ps(chosen, high));
-      _mm512_storeu_ps(lower + size, _mm512_maskz_compress_ps(chosen, low));
-      _mm512_storeu_si512(at + size, _mm512_maskz_compress_epi32(chosen, classes));
-      size += __builtin_popcount(chosen);
+      _mm512_storeu_ps(high_to + last, _mm512_maskz_compress_ps(chosen, high));
+      _mm512_storeu_ps(low_to + last, _mm512_maskz_compress_ps(chosen, low));
+      _mm512_storeu_si512(at_to + last, _mm512_maskz_compress_epi32(chosen, classes));
+      last += __builtin_popcount(chosen);
     }
+    size = last;
 #else
     for (; found; found &= found - 1) {
       const int64_t c = __builtin_ctzll(found);
@@ -402,10 +420,15 @@ void rule_out(const Quantised& all, const float* input, int64_t rows, float* tab
     if (all.bias && size < CLASSES) std::copy_n(all.bias + first, size, last_bias);
     const float* const bias = !all.bias ? nullptr : size < CLASSES ? last_bias : all.bias + first;
     queries.begin_group(all.norms[g], all.errors[g]);
+    const uint8_t* next = codes + CLASSES * queries.length;
     for (int64_t r = 0; r < rows; r += TOGETHER_MOST) {
       const int64_t some = std::min(TOGETHER_MOST, rows - r);
       bool needed = false;
       for (int64_t m = 0; m < some; ++m) needed |= !queries.left[r + m].wide;
+      // The next group comes from memory a few lines at a time.
+      const int64_t share = CLASSES * queries.length * some / rows + 1;
+      for (int64_t k = 0; k < share; k += 64) __builtin_prefetch(next + k);
+      next += share;
       if (!needed) continue;
       multiply_some(some, codes, queries.codes.data() + r * queries.length, queries.length, queries.init.data() + r,
                     sums);
