@@ -81,7 +81,7 @@ def run(
         queries = input[start : start + step]  # a view; the last block may be shorter
         part = target[start : start + step]
         scores = buffer[: len(queries)]
-        filtered = sieve.candidates(queries, part, scores) if sieve is not None and sieve.pays else None
+        filtered = sieve.candidates(queries, part, scores) if sieve is not None and sieve.pays is not False else None
         tops = scorer.score(queries, part, scores) if filtered is None else None
         # Before classes are left out: those of the list of K may be among them.
         bound = _bound(part, scores, kernel.list_length, shards)

@@ -28,8 +28,11 @@ LEAST_ROWS = 128
 # Sizes below which the memory of a row has no room for the lists of quantised.h, and beyond which its sums may be inexact.
 FEWEST_CLASSES, LONGEST = 1024, 1024
 GROUP = 64  # classes of a group: CLASSES in quantised.h
-MOST_LEFT = 8  # a row with more than one class in so many is scored whole
-MOST_WIDE = 4  # with more than one such row in so many the block is, and all blocks after it
+# One class in so many may be left in most rows: to score one again takes the time of about 15 in a product. A single row
+# may have more, up to one class in MOST, which is still less than reading all class vectors for it.
+FEW, MOST = 32, 4
+MOST_WIDE = 4  # with more than one row in so many that has more, the block is scored whole, and all blocks after it
+PROBED = 48  # rows of the first block that are tried first
 FEW_ROWS = 16  # rows that are scored whole at a time, in memory of their own
 
 
@@ -42,7 +45,7 @@ class Filter:
     offset: () float64, the largest |bias|.
     level: of the native library.
     rule_out: of the member.
-    pays: whether the last block had few rows with much left.
+    pays: whether the last block had few rows with much left; None before the first block.
     """
 
     vectors: Tensor
@@ -54,7 +57,7 @@ class Filter:
     offset: Tensor
     level: str
     rule_out: Callable[[Filter, Tensor, Tensor], Tensor]
-    pays: bool = True
+    pays: bool | None = None
 
     @classmethod
     def of(
@@ -83,11 +86,15 @@ class Filter:
             None where there are too many of these: `out` then holds nothing.
         """
         queries = queries.contiguous()
-        count = self.rule_out(self, queries, out)
-        wide = (count < 0).nonzero().squeeze(1)
-        self.pays = len(wide) * MOST_WIDE <= len(queries)
+        tried = len(queries) if self.pays else min(PROBED, len(queries))
+        count = self.rule_out(self, queries[:tried], out[:tried])
+        self.pays = int((count < 0).sum()) * MOST_WIDE <= tried
+        if self.pays and tried < len(queries):
+            count = torch.cat([count, self.rule_out(self, queries[tried:], out[tried:])])
+            self.pays = int((count < 0).sum()) * MOST_WIDE <= len(queries)
         if not self.pays:
             return None
+        wide = (count < 0).nonzero().squeeze(1)
         for rows in wide.split(FEW_ROWS):
             scores = out.new_empty(len(rows), out.shape[1])
             native.block_scores(self.level, queries[rows], self.vectors, self.bias, scores)

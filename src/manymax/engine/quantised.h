@@ -259,12 +259,12 @@ struct Survivors {
   int64_t size = 0, next = 0, room = 0;  // `next`: the size at which the cut is raised
   float unit = 0, inverse = 0;           // the scale of the query, and 1 / scale
   float cut = -std::numeric_limits<float>::infinity();  // in this unit
-  bool wide = false;
+  bool wide = false, many = false;       // more is left than a row may have; more than is worth it for most rows
 
   void begin(float* row, int64_t stride, float scale) {
     room = stride / 3;
     upper = row, lower = row + room, at = reinterpret_cast<int32_t*>(row + 2 * room);
-    size = 0, next = std::min(4 * CLASSES, room - CLASSES), unit = scale, inverse = 1 / scale, wide = false;
+    size = 0, next = CLASSES, unit = scale, inverse = 1 / scale, wide = false;
     cut = -std::numeric_limits<float>::infinity();
   }
 
@@ -391,27 +391,31 @@ struct Queries {
 };
 
 // Leave in the rows of `table` what is needed of some queries: from the middle of each row on the classes that are left,
-// ascending, and in `count` how many; or -1 where they are more than `most`. `bound(lower, size,
+// ascending, and in `count` how many; or -1 where they are more than `most`, and in all rows as soon as one in four has
+// more than `few`. `bound(lower, size,
 // before, offset)` is a lower bound of the row's threshold from `size` lower bounds of scores, and from the one before.
 template <typename Bound>
-void rule_out(const Quantised& all, const float* input, int64_t rows, float* table, int64_t stride, int64_t most,
-              int64_t* count, Bound bound) {
+void rule_out(const Quantised& all, const float* input, int64_t rows, float* table, int64_t stride, int64_t few,
+              int64_t most, int64_t* count, Bound bound) {
   const int64_t d = all.d;
   Queries queries(input, rows, d, table, stride);
   Buffer<float> scaled(stride / 3);
+  int64_t open = rows, with_many = 0;
   const auto raise = [&](Survivors& row) {
     const float *const lower = row.lower, unit = row.unit;
     float* const to = scaled.data();
 #pragma omp simd
     for (int64_t k = 0; k < row.size; ++k) to[k] = lower[k] * unit;
     row.raise(bound(scaled.data(), row.size, row.cut * row.unit, all.offset));
-    row.next = std::min(row.size + std::max(4 * CLASSES, row.size / 2), row.room - CLASSES);
+    row.next = std::min(row.size + std::max(CLASSES, row.size / 2), row.room - CLASSES);
     row.wide = row.size > most || row.size >= row.next || row.size == 0;
+    open -= row.wide;
+    with_many += !row.many && row.size > few;
+    row.many |= row.size > few;
   };
   int32_t sums[TOGETHER_MOST * CLASSES];
   float upper[CLASSES];
-  int64_t open = rows;
-  for (int64_t g = 0; g < all.groups() && open > 0; ++g) {
+  for (int64_t g = 0; g < all.groups() && open > 0 && 4 * with_many <= rows; ++g) {
     const uint8_t* const codes = all.codes + g * CLASSES * queries.length;
     const int64_t first = g * CLASSES, size = std::min(CLASSES, all.classes - first);
     // The last group may have fewer classes: its bias is read from where the table does not end.
@@ -438,14 +442,13 @@ void rule_out(const Quantised& all, const float* input, int64_t rows, float* tab
             valid & above(sums + m * CLASSES, all.scales + first, bias, row.inverse, row.cut, upper);
         if (!found || row.wide) continue;
         row.add(found, upper, static_cast<float>(queries.off[r + m]), all.scales + first, first);
-        if (row.size < row.next) continue;
-        raise(row);
-        open -= row.wide;
+        if (row.size >= row.next) raise(row);
       }
     }
   }
   for (int64_t r = 0; r < rows; ++r) {
     Survivors& row = queries.left[r];
+    if (4 * with_many > rows) row.wide = true;
     if (!row.wide) raise(row);
     count[r] = row.wide ? -1 : row.size;
     if (!row.wide) std::memmove(table + r * stride + stride / 2, row.at, row.size * sizeof(int32_t));

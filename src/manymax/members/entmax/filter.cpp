@@ -32,14 +32,14 @@ float cut_from(const Entmax<K>& entmax, const float* lower, int64_t n, float bef
 
 // Rows with the scores that are left of them, packed, or -1 in `count` where they are too many.
 void all_candidates(const Quantised& all, const float* vectors, const float* input, int64_t n, float* table,
-                    int64_t stride, int64_t most, int64_t* count, double alpha, int threads) {
+                    int64_t stride, int64_t few, int64_t most, int64_t* count, double alpha, int threads) {
   // Rows of a thread at a time: the integers of all classes are read once for all of them.
   const int64_t share = (n + 2 * threads - 1) / (2 * threads);
   const int64_t rows = std::min<int64_t>(48, (share + TOGETHER_MOST - 1) / TOGETHER_MOST * TOGETHER_MOST);
   by_kind(alpha, [&](const auto& entmax) {
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
     for (int64_t r = 0; r < n; r += rows)
-      rule_out(all, input + r * all.d, std::min(rows, n - r), table + r * stride, stride, most, count + r,
+      rule_out(all, input + r * all.d, std::min(rows, n - r), table + r * stride, stride, few, most, count + r,
                [&](const float* lower, int64_t size, float before, float offset) {
                  return cut_from(entmax, lower, size, before, offset);
                });
@@ -52,8 +52,8 @@ void all_candidates(const Quantised& all, const float* vectors, const float* inp
 NATIVE void entmax_candidates_float32(const uint8_t* codes, const float* scales, const float* norms,
                                       const float* errors, const float* vectors, const float* bias,
                                       const double* offset, int64_t classes, int64_t d, const float* input, int64_t n,
-                                      float* table, int64_t stride, int64_t most, int64_t* count, const double* alpha,
-                                      int threads) {
+                                      float* table, int64_t stride, int64_t few, int64_t most, int64_t* count,
+                                      const double* alpha, int threads) {
   const Quantised all{codes, scales, norms, errors, bias, classes, d, static_cast<float>(*offset)};
-  all_candidates(all, vectors, input, n, table, stride, most, count, *alpha, threads);
+  all_candidates(all, vectors, input, n, table, stride, few, most, count, *alpha, threads);
 }

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from manymax.engine.filter import MOST_LEFT, Filter
+from manymax.engine.filter import FEW, MOST, Filter
 from manymax.engine.native_library import call
 
 # Below, supports are wide in any model that has not been made for the purpose.
@@ -31,7 +31,7 @@ def rule_out_below(alpha: float) -> Callable[[Filter, Tensor, Tensor], Tensor] |
         count = torch.empty(len(queries), dtype=torch.long)
         num_classes, d = given.vectors.shape
         classes = *given.tables, given.vectors, given.bias, given.offset, num_classes, d
-        rows = queries, len(queries), out, out.shape[1], num_classes // MOST_LEFT, count
+        rows = queries, len(queries), out, out.shape[1], num_classes // FEW, num_classes // MOST, count
         number = torch.tensor(alpha, dtype=torch.float64)
         call(given.level, "entmax_candidates", out, *classes, *rows, number, threads=True)
         return count
