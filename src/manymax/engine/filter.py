@@ -95,7 +95,7 @@ class Filter:
         if not self.pays:
             return None
         wide = (count < 0).nonzero().squeeze(1)
-        for rows in wide.split(FEW_ROWS):
+        for rows in wide.split(FEW_ROWS) if len(wide) else ():  # an empty tensor is split into one empty part
             scores = out.new_empty(len(rows), out.shape[1])
             native.block_scores(self.level, queries[rows], self.vectors, self.bias, scores)
             out[rows] = scores
