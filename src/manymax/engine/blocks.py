@@ -115,8 +115,8 @@ class BlockResult:
 class Filtered:
     """What engine/filter.py has left of the rows of a block.
 
-    count: (n,) int64, how many classes are left of a row, whose scores are at its beginning and whose numbers are in its
-        middle, as in `Mixed`; -1 where a row has all of its scores.
+    count: (n,) int64, how many classes are left of a row, whose scores are at its beginning and whose numbers are in
+        its middle, as in `Mixed`; -1 where a row has all of its scores.
     positives: (n, P) the scores of the listed classes.
     """
 
@@ -143,8 +143,8 @@ class Block:
     tops: (n, groups) the largest score of each group of 64 classes, where the native products have found it; else None.
     bound: (n, 1) what a kernel with a `list_length` compares the scores with; None for others.
     triton: whether the member's Triton kernels serve the call.
-    filtered: what is left of rows in which classes have been ruled out, for a kernel with `rule_out`; None where `scores`
-        has all of them.
+    filtered: what is left of rows in which classes have been ruled out, for a kernel with `rule_out`; None where
+        `scores` has all of them.
     """
 
     scores: Tensor

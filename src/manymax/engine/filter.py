@@ -25,11 +25,11 @@ from manymax.engine.scoring import Scoring
 # of 5 rows, and blocks of few classes are quick anyway.
 LEAST_CLASSES = 4096
 LEAST_ROWS = 128
-# Sizes below which the memory of a row has no room for the lists of quantised.h, and beyond which its sums may be inexact.
+# Below, the memory of a row has no room for the lists of quantised.h; longer vectors may have inexact sums.
 FEWEST_CLASSES, LONGEST = 1024, 1024
 GROUP = 64  # classes of a group: CLASSES in quantised.h
-# One class in so many may be left in most rows: to score one again takes the time of about 15 in a product. A single row
-# may have more, up to one class in MOST, which is still less than reading all class vectors for it.
+# One class in so many may be left in most rows: to score one again takes the time of about 15 in a product. A single
+# row may have more, up to one class in MOST, which is still less than reading all class vectors for it.
 FEW, MOST = 32, 4
 MOST_WIDE = 4  # with more than one row in so many that has more, the block is scored whole, and all blocks after it
 PROBED = 48  # rows of the first block that are tried first

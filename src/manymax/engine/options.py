@@ -41,9 +41,9 @@ class HeadOptions:
         kernel cannot serve; "native-avx512", "native-avx2" and "native-plain" are its levels, each an error where the
         processor has not got it. The variable MANYMAX_BACKEND of the environment says what "auto" stands for. `manymax
         doctor` shows what is used, and why.
-    filter: let a sparse member rule out classes by bounds of their scores from small integers, where native code serves,
-        C and N are large and few classes have a part in the gradient; it looks for itself. The others are scored in
-        float32. False is for comparisons.
+    filter: let a sparse member rule out classes by bounds of their scores from small integers, where native code
+        serves, C and N are large and few classes have a part in the gradient; it looks for itself. The others are
+        scored in float32. False is for comparisons.
     allow_slow: run what this processor is slow at instead of refusing it.
     compiled: the old name of `backend`. True is "native" where it serves and torch elsewhere; False is "auto".
     """

@@ -1,13 +1,13 @@
 // Bounds of scores from small integers, for members whose gradient needs the scores above some threshold alone.
 //
-// A vector v is kept as a scale s and integers q_i with |q_i| <= MOST, v close to s q. With V = v / s for a class vector
-// and X = x / t for a query, the product of integers is off by no more than
+// A vector v is kept as a scale s and integers q_i with |q_i| <= MOST, v close to s q. With V = v / s for a class
+// vector and X = x / t for a query, the product of integers is off by no more than
 //
 //   |X . V - p . q| <= |X - p| |V| + |p| |V - q|,
 //
 // by Cauchy and Schwarz. Added to the product of integers this gives an upper bound of the score, s t (p . q + error).
-// Rounding is in the bound: the norms are those of floats, divided by rounded scales, scores in float32 are off by up to
-// d eps |x| |v|, whoever computes them, and MARGIN times that is added. Nothing saturates, whatever the numbers are.
+// Rounding is in the bound: the norms are those of floats, divided by rounded scales, scores in float32 are off by up
+// to d eps |x| |v|, whoever computes them, and MARGIN times that is added. Nothing saturates, whatever the numbers are.
 
 #pragma once
 
@@ -251,8 +251,8 @@ inline uint64_t above(const int32_t* sums, const float* scales, const float* bia
 #endif
 }
 
-// The classes of a row that have not been ruled out, in the memory of its scores: upper and lower bounds of their scores
-// in units of the query's scale, and the classes themselves, ascending. A third of the row is for each of them.
+// The classes of a row that have not been ruled out, in the memory of its scores: upper and lower bounds of their
+// scores in units of the query's scale, and the classes themselves, ascending. A third of the row is for each of them.
 struct Survivors {
   float *upper, *lower;
   int32_t* at;
@@ -390,8 +390,8 @@ struct Queries {
   }
 };
 
-// Leave in the rows of `table` what is needed of some queries: from the middle of each row on the classes that are left,
-// ascending, and in `count` how many; or -1 where they are more than `most`, and in all rows as soon as one in four has
+// Leave in the rows of `table` what is needed of some queries: from the middle of each row on the classes that are
+// left, ascending, and in `count` how many; or -1 where they are more than `most`, and in all rows as soon as one in four has
 // more than `few`. `bound(lower, size,
 // before, offset)` is a lower bound of the row's threshold from `size` lower bounds of scores, and from the one before.
 template <typename Bound>
@@ -459,7 +459,8 @@ void rule_out(const Quantised& all, const float* input, int64_t rows, float* tab
 // that their vectors are read from memory once.
 inline void score_left(const Quantised& all, const float* vectors, const float* input, int64_t n, float* table,
                        int64_t stride, const int64_t* count, int threads) {
-  const int64_t d = all.d, range = std::clamp<int64_t>((int64_t(1) << 16) / d, 64, std::max<int64_t>(64, all.classes / 8));
+  const int64_t d = all.d, most = std::max<int64_t>(64, all.classes / 8);
+  const int64_t range = std::clamp<int64_t>((int64_t(1) << 16) / d, 64, most);
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
   for (int64_t first = 0; first < all.classes; first += range)
     for (int64_t r = 0; r < n; ++r) {

@@ -142,7 +142,15 @@ def _native_rows(block: Block, positive_scores: Tensor, alpha: float, wants_alph
     level = torch.empty_like(rows.value)
     slopes = torch.empty_like(rows.value) if wants_alpha else None
     entropy, support = wanted_sums(block)
-    rows.run("entmax_rows", torch.tensor(alpha, dtype=torch.float64), level, slopes, entropy, support, int(filtered is not None))
+    rows.run(
+        "entmax_rows",
+        torch.tensor(alpha, dtype=torch.float64),
+        level,
+        slopes,
+        entropy,
+        support,
+        int(filtered is not None),
+    )
     check_finite(rows.maximum)
     inner = target.inner(positive_scores, rows.maximum, block.spread)
     losses = target.total * conjugate_of(rows.value, level, alpha) - inner
