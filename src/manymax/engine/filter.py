@@ -27,12 +27,12 @@ LEAST_CLASSES = 4096
 LEAST_ROWS = 128
 # Below, the memory of a row has no room for the lists of quantised.h; longer vectors may have inexact sums.
 FEWEST_CLASSES, LONGEST = 1024, 1024
-GROUP = 64  # classes of a group: CLASSES in quantised.h
+TOGETHER = 64  # classes whose integers lie together: CLASSES in quantised.h
 # One class in so many may be left in most rows: to score one again takes the time of about 15 in a product. A single
 # row may have more, up to one class in MOST, which is still less than reading all class vectors for it.
 FEW, MOST = 32, 4
 MOST_WIDE = 4  # with more than one row in so many that has more, the block is scored whole, and all blocks after it
-PROBED = 48  # rows of the first block that are tried first
+TRIED_ROWS = 48  # rows of the first block that are tried first
 FEW_ROWS = 16  # rows that are scored whole at a time, in memory of their own
 
 
@@ -65,9 +65,9 @@ class Filter:
     ) -> Filter | None:
         """For the class vectors of one call; None where a number is too large for it, or not finite."""
         num_classes, d = vectors.shape
-        groups = -(-num_classes // GROUP)
-        codes = torch.empty(groups * GROUP * (-(-d // 8) * 8), dtype=torch.uint8)
-        scales, norms, errors = (vectors.new_empty(size) for size in (groups * GROUP, groups, groups))
+        groups = -(-num_classes // TOGETHER)
+        codes = torch.empty(groups * TOGETHER * (-(-d // 8) * 8), dtype=torch.uint8)
+        scales, norms, errors = (vectors.new_empty(size) for size in (groups * TOGETHER, groups, groups))
         offset = torch.zeros((), dtype=torch.float64)
         bias = None if bias is None else bias.contiguous()
         made = cls(vectors, bias, codes, scales, norms, errors, offset, level, rule_out)
@@ -86,7 +86,7 @@ class Filter:
             None where there are too many of these: `out` then holds nothing.
         """
         queries = queries.contiguous()
-        tried = len(queries) if self.pays else min(PROBED, len(queries))
+        tried = len(queries) if self.pays else min(TRIED_ROWS, len(queries))
         count = self.rule_out(self, queries[:tried], out[:tried])
         self.pays = int((count < 0).sum()) * MOST_WIDE <= tried
         if self.pays and tried < len(queries):
