@@ -53,6 +53,7 @@ BARS = {
     ],
     "neighbour": [Bar(f"{name} / softmax: busy / quiet", 1.5) for name in SPARSE],
     "epoch": [Bar("sparsemax / softmax", 1.0)],
+    "filter": [Bar("sparsemax / one product", 0.7), Bar("entmax-1.5 / entmax-1.5, all scored", 0.8)],
 }
 
 
@@ -144,6 +145,20 @@ def backends(a: argparse.Namespace, record: Record) -> None:
         record.race(problem, runs, [(name, f"{name}, plain torch") for name in OURS], a.rounds)
 
 
+def filter(a: argparse.Namespace, record: Record) -> None:
+    """What is saved by ruling out classes by small integers before they are scored?"""
+    for classes in a.sizes[2:]:
+        problem = Problem("real", a.rows, classes, a.folder)
+        record.facts(problem)
+        runs: dict[str, Callable[[], object]] = {"one product": products(problem, 1)}
+        pairs = []
+        for name in ("sparsemax", "entmax-1.5"):
+            all_scored: Loss = partial(OURS[name], options={"filter": False})  # type: ignore[call-arg]
+            runs |= {name: problem.step(OURS[name]), f"{name}, all scored": problem.step(all_scored)}
+            pairs += [(name, "one product"), (name, f"{name}, all scored")]
+        record.race(problem, runs, pairs, a.rounds)
+
+
 def unwanted(a: argparse.Namespace, record: Record) -> None:
     """Is work saved that nobody wants: ignored rows, gradients of frozen tensors, all gradients?"""
     problem = Problem("real", a.rows, a.sizes[2], a.folder)
@@ -216,7 +231,9 @@ def growth(a: argparse.Namespace, record: Record) -> None:
     record.current.update({"classes": a.growth, "rows": a.growth_rows, "curves": curves})
 
 
-QUESTIONS = {f.__name__: f for f in (limit, peers, memory, sampled, neighbour, backends, unwanted, epoch, growth)}
+QUESTIONS = {
+    f.__name__: f for f in (limit, peers, memory, sampled, neighbour, backends, filter, unwanted, epoch, growth)
+}
 
 
 def set_sizes(a: argparse.Namespace) -> None:

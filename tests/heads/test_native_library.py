@@ -131,7 +131,7 @@ def test_the_environment_says_what_auto_means(monkeypatch: pytest.MonkeyPatch) -
 @needs_library
 def test_only_the_folder_of_the_package_is_looked_at(tmp_path: Path) -> None:
     """Neither the current folder, the cache of the account nor LD_LIBRARY_PATH can put another library in its place."""
-    for name in ("manymax_plain.so", "manymax_avx2.so", "manymax_avx512.so"):
+    for name in (level.file for level in native_library.NATIVE_LEVELS):
         (tmp_path / name).write_bytes(b"somebody else's")
     environment = os.environ | {
         "PYTHONPATH": str(ROOT / "src"),

@@ -38,9 +38,9 @@ class HeadOptions:
     backend: "auto" runs the native kernel of a member where there is one that serves, and plain torch elsewhere.
         On a GPU "auto" is Triton, for members that have kernels for it, once these agree with plain torch there;
         "triton" is an error where they cannot serve. "torch" is plain torch; "native" is an error where the native
-        kernel cannot serve; "native-avx512", "native-avx2" and "native-plain" are its levels, each an error where the
-        processor has not got it. The variable MANYMAX_BACKEND of the environment says what "auto" stands for. `manymax
-        doctor` shows what is used, and why.
+        kernel cannot serve; "native-avx512vnni", "native-avx512", "native-avx2" and "native-plain" are its levels, each
+        an error where the processor has not got it. The variable MANYMAX_BACKEND of the environment says what "auto"
+        stands for. `manymax doctor` shows what is used, and why.
     filter: let a sparse member rule out classes by bounds of their scores from small integers, where native code
         serves, C and N are large and few classes have a part in the gradient; it looks for itself. The others are
         scored in float32. False is for comparisons.
