@@ -205,8 +205,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
         found.given_up += result is None
         return result
 
-    monkeypatch.setattr(engine_filter, "LEAST_CLASSES", 1024)
-    monkeypatch.setattr(engine_filter, "LEAST_ROWS", 2)
+    monkeypatch.setattr(engine_filter, "WORTH_CLASSES", 1024)
+    monkeypatch.setattr(engine_filter, "WORTH_ROWS", 2)
     monkeypatch.setattr(Filter, "candidates", counted)
     return found
 

@@ -28,11 +28,11 @@ def test_twenty_epochs_end_at_the_same_values(tmp_path: Path, monkeypatch: pytes
         return used[-1]
 
     monkeypatch.setattr(Filter, "candidates", counted)
-    monkeypatch.setattr(engine_filter, "LEAST_ROWS", 32)
+    monkeypatch.setattr(engine_filter, "WORTH_ROWS", 32)
     monkeypatch.setattr(entmax_filter, "FEW", 6)
     values = []
     for name, classes in (("with", 1024), ("without", 1 << 40)):
-        monkeypatch.setattr(engine_filter, "LEAST_CLASSES", classes)
+        monkeypatch.setattr(engine_filter, "WORTH_CLASSES", classes)
         config = RunConfig(
             size="300x2500x15", epochs=20, eval_every=20, batches="users", loss="sparsemax", lr=0.01, seed=0
         )

@@ -23,8 +23,8 @@ from manymax.engine.scoring import Scoring
 
 # Sizes below which the filter is not worth what it costs: the integers of all class vectors take the time of the scores
 # of 5 rows, and blocks of few classes are quick anyway.
-LEAST_CLASSES = 4096
-LEAST_ROWS = 128
+WORTH_CLASSES = 4096
+WORTH_ROWS = 128
 # Below, the memory of a row has no room for the lists of quantised.h; longer vectors may have inexact sums.
 FEWEST_CLASSES, LONGEST = 1024, 1024
 TOGETHER = 64  # classes whose integers lie together: CLASSES in quantised.h
@@ -132,9 +132,9 @@ def filter_for(
     if kernel.rule_out is None or level is None or not keywords.options.filter or not find_level(level).products:
         return None
     num_classes, d = vectors.shape
-    if queries.dtype != torch.float32 or not FEWEST_CLASSES <= max(LEAST_CLASSES, FEWEST_CLASSES) <= num_classes:
+    if queries.dtype != torch.float32 or not FEWEST_CLASSES <= max(WORTH_CLASSES, FEWEST_CLASSES) <= num_classes:
         return None
-    if d > LONGEST or len(queries) < LEAST_ROWS:
+    if d > LONGEST or len(queries) < WORTH_ROWS:
         return None
     # All of these need a score of every class, or another one than the product: smoothing, statistics, a cap.
     plain = scoring.plain and target.excluded is None and target.ids is not None and target.share is None
