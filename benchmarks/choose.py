@@ -1,10 +1,12 @@
 """Does `manymax choose` find the loss that is best in long runs? On planted data of three kinds.
 
+    python benchmarks/choose.py WORK --all --json results/benchmarks/choose.json     everything that follows, for hours
+
     python benchmarks/choose.py WORK --long flat                        12 trials and 3 seeds of every loss, once
     python benchmarks/choose.py WORK --choose flat --minutes 10 --seeds 0,1,2    what is chosen in this time
     python benchmarks/choose.py WORK --json results/benchmarks/choose.json       judge all that there is in WORK
 
-WORK is a folder for data and runs. Each of the first two goes on where it was interrupted, and does not repeat what is
+WORK is a folder for data and runs. Each of them goes on where it was interrupted, and does not repeat what is
 done. The bar: a choice names a loss whose N@20 on the test part, in long runs, is within 1 % of the best. With `--json`
 outcomes of the file that are not in WORK are kept.
 
@@ -12,12 +14,16 @@ outcomes of the file that are not in WORK are kept.
     steep    5,000 items, a few of which have most of the popularity, many positives per user
     one      500 items, one test item per user and few before it
     tiny     150 items: for the test of the project, not for its claims
+
+Where MANYMAX_DATA names a folder with them, there are also the published sets `health`, `electronic` and `movielens`,
+with the split that their files give. `--all` chooses with 10 seeds on each planted kind and with 3 on each of these.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -48,6 +54,13 @@ KINDS = {
     "one": ("3000x500x5", 0.8, "leave-one-out"),
     "tiny": ("300x150x20", 0.8, "ratio"),
 }
+# {published set: its file in the folder of $MANYMAX_DATA}
+FILES = {
+    "health": "irb_health.parquet",
+    "electronic": "irb_electronic.parquet",
+    "movielens": "irb_movielens100k.parquet",
+}
+CHOICES_PLANTED, CHOICES_PUBLISHED = 10, 3  # seeds of `--all`
 TRIALS, SEEDS, FIRST_SEED = 12, 3, 1000  # of long runs; choices have other seeds
 WITHIN = 0.01  # of the best
 
@@ -72,8 +85,21 @@ class InThisProcess:
         """Nothing is under way."""
 
 
+def published() -> list[str]:
+    """The published sets that are on this machine."""
+    folder = os.environ.get("MANYMAX_DATA")
+    return [] if folder is None else [name for name, file in FILES.items() if (Path(folder) / file).exists()]
+
+
+def split_of(kind: str) -> str:
+    """How items are held out."""
+    return KINDS[kind][2] if kind in KINDS else "given"
+
+
 def data_file(work: Path, kind: str) -> Path:
-    """The planted interactions of a kind; drawn once."""
+    """The planted interactions of a kind, drawn once; the file of a published set."""
+    if kind in FILES:
+        return Path(os.environ["MANYMAX_DATA"]) / FILES[kind]
     path = work / f"{kind}.parquet"
     if not path.exists():
         size, zipf, _ = KINDS[kind]
@@ -91,7 +117,7 @@ def data_file(work: Path, kind: str) -> Path:
 def long_runs(work: Path, kind: str, trials: int = TRIALS, seeds: int = SEEDS) -> None:
     """Many trials and several seeds of every loss."""
     folder = work / f"long-{kind}"
-    settings = {"data": str(data_file(work, kind)), "split": KINDS[kind][2]}
+    settings = {"data": str(data_file(work, kind)), "split": split_of(kind)}
     request = ChoiceRequest(settings, {}, "ndcg@20", FIRST_SEED, 0.0, trials=trials, seeds=seeds)
     if (plan := read_plan(folder)) is None:
         prepared = prepare_data(RunConfig(**settings, seed=FIRST_SEED))
@@ -112,7 +138,7 @@ def choices(work: Path, kind: str, minutes: float, seeds: Sequence[int]) -> None
         folder = work / f"choose-{kind}-{minutes:g}-{seed}"
         if (folder / "answer.json").exists():
             continue
-        command = [sys.executable, "-m", "manymax", "choose", str(data_file(work, kind)), "--split", KINDS[kind][2]]
+        command = [sys.executable, "-m", "manymax", "choose", str(data_file(work, kind)), "--split", split_of(kind)]
         command += ["--minutes", f"{minutes:g}", "--seed", str(seed), "--out", str(folder), "--no-report", "--json"]
         start = time.perf_counter()
         found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
@@ -164,13 +190,18 @@ def main() -> None:
     """Do what was asked for, and print what there is."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("work", type=Path, help="folder for data and runs")
-    options.add_argument("--long", choices=KINDS, help="make the long runs of this kind")
-    options.add_argument("--choose", choices=KINDS, help="choose on data of this kind")
+    options.add_argument("--all", action="store_true", help="long runs and choices of all kinds and published sets")
+    options.add_argument("--long", choices=[*KINDS, *FILES], help="make the long runs of this kind")
+    options.add_argument("--choose", choices=[*KINDS, *FILES], help="choose on data of this kind")
     options.add_argument("--trials", type=int, default=TRIALS, help="of the long runs")
     options.add_argument("--minutes", type=float, default=10.0, help="of each choice")
     options.add_argument("--json", metavar="FILE", help="judge all that there is, and write it to FILE")
     options.add_argument("--seeds", default="0", help="of the choices, such as 0,1,2")
     arguments = options.parse_args()
+    for kind in (*(each for each in KINDS if each != "tiny"), *published()) if arguments.all else ():
+        long_runs(arguments.work, kind, arguments.trials)
+        seeds = range(CHOICES_PLANTED if kind in KINDS else CHOICES_PUBLISHED)
+        choices(arguments.work, kind, arguments.minutes, seeds)
     if arguments.long:
         long_runs(arguments.work, arguments.long, arguments.trials)
     if arguments.choose:

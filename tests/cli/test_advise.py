@@ -15,11 +15,15 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner, Result
 
 from manymax.cli.advise import read_machine
+from manymax.cli.advise_study import when_grown
 from manymax.cli.app import app
 from manymax.cli.tensors import read_tensor
 from manymax.errors import ArgumentError, ManymaxError
 from manymax.members import FAMILY
+from manymax.study.report.answer import answers
+from manymax.study.report.runs import read_study
 from manymax.theory.cost import Machine, Shape, predict_seconds
+from tests.study.report.generated import write_run
 
 MACHINE = Machine(flops=1e-11, exponentials=1e-9, fresh=2e-9, near=4e-10, far=1e-9, sorted=2e-8, calls=1e-6)
 
@@ -265,3 +269,13 @@ class TestStudy:
     def test_neither_a_size_nor_a_study(self, machine: str, tmp_path: Path) -> None:
         assert "give the number of classes, or a finished study" in str(run("--machine", machine).exception)
         assert isinstance(run("10", "--study", str(tmp_path), "--machine", machine).exception, ManymaxError)
+
+
+def test_a_winner_whose_cost_is_not_modelled_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("manymax.advisor.measure_machine", lambda dim: MACHINE)
+    for loss, quality in (("bpr", 0.4), ("softmax", 0.3)):
+        write_run(tmp_path, loss=loss, quality=quality)
+    (answer,) = answers(read_study(tmp_path))
+    told = when_grown(answer, 100)
+    assert told.startswith("at 15,000 items: softmax, -2")
+    assert told.endswith("What bpr would take is not modelled")

@@ -169,4 +169,6 @@ def when_grown(answer: Answer, factor: int) -> str:
     quickest, _, shortest = min(hours, key=lambda row: row[2])
     if quickest is not best and quickest.behind is not None:
         told += f". {quickest.loss} would take {duration(shortest)} ({quickest.behind.value:+.1f} % here)"
+    if answer.winner not in [each for each, _, _ in hours]:
+        told += f". What {answer.winner.loss} would take is not modelled"
     return told
