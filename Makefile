@@ -76,4 +76,6 @@ $(EXTRAS): $(READY)
 	$(INSTALL) -e '.[peers]' || echo "some packages of the extras could not be installed: their tests will be skipped"
 	$(INSTALL) -e '.[huggingface]' || echo "transformers could not be installed: its tests will be skipped"
 	$(INSTALL) -e '.[sentences]' || echo "datasets could not be installed: tests of sentence-transformers will be skipped"
+	$(INSTALL) -e '.[lightning]' || echo "lightning could not be installed: its tests will be skipped"
+	$(INSTALL) --no-deps RecTools typeguard || echo "RecTools could not be installed: its tests will be skipped"
 	touch $@

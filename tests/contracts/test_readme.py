@@ -101,7 +101,20 @@ def test_every_dependency_has_its_reason_and_its_pin() -> None:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     # Read with a pattern: the standard library has no TOML parser before Python 3.11.
     lists = dict(re.findall(r"^(\w+) = (\[.*?\])$", project, flags=re.MULTILINE | re.DOTALL))
-    extras = ("dependencies", "study", "gpu", "track", "cluster", "peers", "huggingface", "sentences", "site", "dev")
+    extras = (
+        "dependencies",
+        "study",
+        "gpu",
+        "track",
+        "cluster",
+        "peers",
+        "huggingface",
+        "sentences",
+        "lightning",
+        "rectools",
+        "site",
+        "dev",
+    )
     names = {name: {re.split(r"[<>=]", entry)[0] for entry in ast.literal_eval(lists[name])} for name in extras}
     pins = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     reasons = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Dependencies")[2]

@@ -11,6 +11,8 @@ PAGE = (Path(__file__).parents[2] / "docs" / "integrations.md").read_text(encodi
 # The packages that a section of the page needs, by words of its title.
 NEEDED = {
     "models of transformers": ("transformers",),
+    "Lightning": ("lightning",),
+    "RecTools": ("rectools",),
     "sentence-transformers": ("sentence_transformers", "datasets", "accelerate"),
 }
 SECTIONS = re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, flags=re.MULTILINE | re.DOTALL)
