@@ -19,7 +19,7 @@ from manymax.members import FAMILY, REFERENCE_LOSSES
 
 __all__ = ["HeadLightningModule"]
 
-PADDING = 0  # the id of the item that fills up sequences, and the target of positions that predict nothing
+PAD_ITEM = 0  # the id of the item that fills up sequences, and the target of positions that predict nothing
 
 
 class HeadLightningModule(TransformerLightningModule):
@@ -91,11 +91,11 @@ class HeadLightningModule(TransformerLightningModule):
     def _head_loss(self, sessions: Tensor, vectors: Tensor, batch: dict[str, Tensor]) -> Tensor:
         """The head's loss of session vectors (B, T, d) against all item vectors (C, d), weighted as in RecTools."""
         target, weight = batch["y"], batch["yw"]
-        counted = (target != PADDING) & (weight != 0)
+        counted = (target != PAD_ITEM) & (weight != 0)
         # RecTools divides by the number of positions and not by the sum of their weights.
         loss: Tensor = self.head(
             sessions,
-            target.masked_fill(target == PADDING, -100),
+            target.masked_fill(target == PAD_ITEM, -100),
             vectors,
             row_weight=weight,
             num_items=counted.sum().clamp(min=1),
