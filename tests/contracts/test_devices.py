@@ -102,7 +102,28 @@ class TwoRanks(Ranks):
     size = 2
 
 
-def run_fake(member: Member, ranks: Ranks = ALONE, target: Any = None, **given: Any) -> None:
+class Products(Indexing):
+    """`Indexing`, which keeps the operands' dtypes of all matrix products, and that of the result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[torch.dtype, ...]] = []
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_function__(function, types, args, kwargs)
+        if getattr(function, "__name__", "") in ("mm", "matmul", "__matmul__", "addmm_"):
+            self.found.append((*(arg.dtype for arg in args), result.dtype))
+        return result
+
+
+def run_fake(
+    member: Member,
+    ranks: Ranks = ALONE,
+    target: Any = None,
+    dtype: torch.dtype = torch.float64,
+    mode: TorchFunctionMode | None = None,
+    **given: Any,
+) -> None:
     """The loop over blocks of fake tensors on "cuda", with all gradients.
 
     The loop itself and not a backward: a build of torch without CUDA ends the process where autograd asks for a stream.
@@ -110,10 +131,13 @@ def run_fake(member: Member, ranks: Ranks = ALONE, target: Any = None, **given: 
     # With several positives per row some members take no list of classes to leave out.
     problem = Problem(single="exclude" in given and not member.log_partition)
     target = problem.target if target is None else target
-    with torch.no_grad(), FakeTensorMode(), Indexing():
+    with torch.no_grad(), FakeTensorMode(), mode or Indexing():
 
         def fake(value: Any) -> Any:
-            return torch.empty(value.shape, dtype=value.dtype, device="cuda") if isinstance(value, Tensor) else value
+            if not isinstance(value, Tensor):
+                return value
+            kind = dtype if value.is_floating_point() else value.dtype
+            return torch.empty(value.shape, dtype=kind, device="cuda")
 
         settings = member.examples[-1]
         keywords = read_keywords(
@@ -126,7 +150,7 @@ def run_fake(member: Member, ranks: Ranks = ALONE, target: Any = None, **given: 
         rows = replace(call.rows(), coefficient=torch.ones_like(call.rows().total))
         kernel = member.needed("kernel")(**settings)
         wants = True, True, True
-        found = block_loop.run(call.queries, call.vectors, call.bias, rows, kernel, keywords, shards, wants)
+        found = block_loop.run(call.queries, call.vectors, call.bias, rows, kernel, call.keywords, shards, wants)
         losses, gradients, _, stats = found
         assert losses.shape == (ROWS,)
         assert [part.shape for part in gradients.finish() if part is not None] == [t.shape for t in tensors]
@@ -140,6 +164,20 @@ def test_no_keyword_makes_the_host_wait(member: Member, case: str) -> None:
     if needed and not getattr(member, needed):
         return
     run_fake(member, **Problem().keywords(given))
+
+
+@members(EXACT)
+def test_halves_go_into_the_products_as_they_are(member: Member) -> None:
+    """Scores and both gradients; what comes out is float32. Queries that were scaled are not rounded again."""
+    half, wide = torch.bfloat16, torch.float32
+    products = Products()
+    run_fake(member, dtype=half, mode=products)
+    assert products.found.count((half, half, wide)) >= (1 if member.sparse else 3)
+    assert not [found for found in products.found if half in found and found != (half, half, wide)]
+    for given, dtype in (({"temperature": 0.5}, half), ({"normalize": True}, half), ({}, torch.float16)):
+        scaled = Products()
+        run_fake(member, dtype=dtype, mode=scaled, **given)
+        assert (half, half, wide) not in scaled.found
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from manymax.engine import native
 from manymax.engine.blocks import Block, Kernel
 from manymax.engine.filter import filter_for
 from manymax.engine.gradients import Gradients
-from manymax.engine.half import WIDENED, widened
+from manymax.engine.half import WIDENED, for_products, product, widened
 from manymax.engine.keywords import Keywords
 from manymax.engine.list_bound import block_bound
 from manymax.engine.options import PAD, HeadOptions
@@ -156,7 +156,7 @@ class Scorer:
         matmul = keywords.options.matmul
         scoring = Scoring.of(vectors, bias, keywords.normalize, keywords.softcap, level)
         # Converted once for all blocks; half the size of the class vectors.
-        matmul_vectors = vectors.bfloat16() if matmul == "bf16" else vectors
+        matmul_vectors = for_products(vectors) if matmul == "bf16" else vectors
         by_native = matmul == "float32" and native.multiplies(level, input, vectors)
         return cls(vectors, bias, matmul_vectors, scoring, matmul, by_native, level)
 
@@ -179,7 +179,7 @@ class Scorer:
             return native.block_scores(self.level, queries, self.vectors, self.bias, out, transform)
         scores = out[:, : len(self.vectors)]
         if self.matmul == "bf16":
-            scores.copy_(queries.bfloat16() @ self.matmul_vectors.T)
+            scores.copy_(product(queries.bfloat16(), self.matmul_vectors.T))
             if ids is not None:
                 # The scores of the positives enter the loss one by one, where rounding does not average out as it does
                 # in a sum over the classes: they are computed again in full precision.

@@ -10,7 +10,7 @@ from torch.nn.functional import embedding_bag
 
 from manymax.engine import native
 from manymax.engine.blocks import Dense, Mixed, Sparse
-from manymax.engine.half import WIDENED, widened
+from manymax.engine.half import WIDENED, product, widened
 from manymax.engine.row_sparse import row_sparse, rows_of_table
 from manymax.engine.scoring import Scoring
 from manymax.ops.checks import visible
@@ -152,7 +152,7 @@ class Gradients:
                 self.grad_vectors.addmm_(table.T, scaled)  # no (C, d) temporary for each block
             else:
                 # The product is bfloat16, the sum over blocks is not: it would lose terms that are small beside it.
-                self.grad_vectors += table.T @ scaled.to(table.dtype)
+                self.grad_vectors += product(table.T, scaled.to(table.dtype))
         if self.grad_bias is not None:
             self.grad_bias += part.coefficient @ part.table[:, : self.num_classes]
 
@@ -164,11 +164,11 @@ class Gradients:
     def _product(self, table: Tensor) -> Tensor:
         """table (n, C) @ class vectors, (n, d)."""
         if not self._widens:
-            return (table @ self.matmul_vectors).to(self.input.dtype)
-        product = self.input.new_zeros(len(table), self.input.shape[1])
+            return product(table, self.matmul_vectors).to(self.input.dtype)
+        total = self.input.new_zeros(len(table), self.input.shape[1])
         for classes, vectors in widened(self.vectors, self.input.dtype):
-            product.addmm_(table[:, classes], vectors)
-        return product
+            total.addmm_(table[:, classes], vectors)
+        return total
 
     def _by_native(self, table: Tensor) -> bool:
         """Whether native code computes the products with a table."""

@@ -1,18 +1,56 @@
-"""Class vectors in half precision: widened some at a time, never as a whole table; gradients rounded once."""
+"""Class vectors in half precision: widened some at a time, never as a whole table; gradients rounded once.
+
+On CUDA bfloat16 goes into the products as it is, and what comes out is float32.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from manymax.engine.keywords import Keywords
 from manymax.engine.row_sparse import row_sparse
 
 # Class vectors that are widened at a time: with d = 64, 4 MB of float32, which stay in the second-level cache.
 WIDENED = 1 << 14
 # Numbers that are rounded at a time.
 ROUNDED = 1 << 20
+# Whether torch has products of halves that are not rounded after they were summed.
+WIDE_PRODUCTS = hasattr(torch.ops.aten.mm, "dtype") and torch.version.hip is None
+
+
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """left @ right of two matrices; of halves on CUDA in float32, and elsewhere in their dtype."""
+    if left.device.type == "cuda" and left.dtype == torch.bfloat16 and WIDE_PRODUCTS:
+        return torch.mm(left, right, out_dtype=torch.float32)
+    return left @ right
+
+
+def for_products(vectors: Tensor) -> Tensor:
+    """Class vectors for products in bfloat16.
+
+    On CUDA another tensor than the class vectors even if these are bfloat16, by which gradients know that their
+    products are to be in bfloat16 too. Elsewhere they are widened for those: the products would be rounded.
+    """
+    halves = vectors.bfloat16()
+    return halves.detach() if halves.device.type == "cuda" and WIDE_PRODUCTS else halves
+
+
+def products_as_given(keywords: Keywords, input: Tensor, linear_weight: Tensor) -> Keywords:
+    """The keywords with products in bfloat16 where queries and class vectors are bfloat16 on CUDA, as they come.
+
+    Products of such numbers are exact in float32, in which they are summed. Queries that are divided by a norm or by a
+    temperature would have to be rounded again, and stay in float32. A processor has such products too, but its own are
+    rounded afterwards.
+    """
+    plain = not keywords.normalize and not isinstance(keywords.temperature, Tensor) and keywords.temperature == 1
+    halves = input.dtype == linear_weight.dtype == torch.bfloat16
+    if not (plain and halves and input.device.type == "cuda" and WIDE_PRODUCTS):
+        return keywords
+    return replace(keywords, options=replace(keywords.options, matmul="bf16"))
 
 
 def widened(table: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:

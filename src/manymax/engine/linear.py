@@ -18,6 +18,7 @@ from torch import Tensor
 from manymax.engine.autograd import BlockLoss, BlockRows, in_dtype
 from manymax.engine.blocks import Kernel
 from manymax.engine.call_keywords import check_keywords, read_excluded, read_row_weight, scaled_queries, shifted
+from manymax.engine.half import products_as_given
 from manymax.engine.keywords import Keywords
 from manymax.engine.list_bound import read_bound
 from manymax.engine.member import Member
@@ -209,6 +210,7 @@ def read_call(
             )
     # Half precision is computed in float32, and the loss stays float32: a mean of 8.013 would print as 8.0, and a sum
     # of float16 numbers is soon infinite.
+    keywords = products_as_given(keywords, input, linear_weight)
     queries, _ = working(input)
     queries = scaled_queries(queries, keywords)
     bias = None if linear_bias is None else in_dtype(linear_bias, queries.dtype)
