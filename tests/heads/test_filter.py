@@ -207,6 +207,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
 
     monkeypatch.setattr(engine_filter, "WORTH_CLASSES", 1024)
     monkeypatch.setattr(engine_filter, "WORTH_ROWS", 2)
+    monkeypatch.setattr(engine_filter, "MOST_BYTES", 100)
     monkeypatch.setattr(Filter, "candidates", counted)
     return found
 
@@ -276,6 +277,17 @@ def test_a_new_model_goes_without(seen: Seen, monkeypatch: pytest.MonkeyPatch) -
     for actual, expected in zip(with_it, without, strict=True):
         assert torch.equal(actual, expected), "not a bit differs"
     assert (seen.used, seen.given_up) == (0, 1), "one block is enough to know"
+
+
+@needs_fast_level
+def test_the_integers_take_no_more_memory_than_half_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_filter, "WORTH_CLASSES", 1024)
+    monkeypatch.setattr(engine_filter, "WORTH_ROWS", 2)
+    made, found = plain(24, 3), []
+    monkeypatch.setattr(Filter, "of", lambda *_: found.append(1))
+    for block_rows in (11, 12):
+        head("sparsemax", made, torch.arange(ROWS), FAST[-1], options={"block_rows": block_rows})
+    assert found == [1], "24 bytes of a class, 4 bytes of each of 12 scores"
 
 
 @needs_fast_level

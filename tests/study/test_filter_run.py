@@ -30,6 +30,7 @@ def test_twenty_epochs_end_at_the_same_values(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(Filter, "candidates", counted)
     monkeypatch.setattr(engine_filter, "WORTH_ROWS", 32)
     monkeypatch.setattr(entmax_filter, "FEW", 6)
+    monkeypatch.setattr(engine_filter, "MOST_BYTES", 100)
     values = []
     for name, classes in (("with", 1024), ("without", 1 << 40)):
         monkeypatch.setattr(engine_filter, "WORTH_CLASSES", classes)

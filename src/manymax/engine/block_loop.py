@@ -66,7 +66,7 @@ def run(
     scorer = Scorer.of(input, linear_weight, linear_bias, keywords, native.level_for(options, buffer))
     scoring, level = scorer.scoring, scorer.level
     given = kernel, input, linear_weight, linear_bias, target, scoring, keywords
-    sieve = filter_for(*given, level if scorer.by_native else None, shards.ranks)
+    sieve = filter_for(*given, level if scorer.by_native else None, shards.ranks, len(buffer))
     weights = target.class_weight
     spread_of = None if weights is None else _weighted_score_sum(weights, linear_weight, scoring)
     through_cap = scoring.softcap is not None and target.coefficient is not None

@@ -28,6 +28,8 @@ WORTH_ROWS = 128
 # Below, the memory of a row has no room for the lists of quantised.h; longer vectors may have inexact sums.
 FEWEST_CLASSES, LONGEST = 1024, 1024
 TOGETHER = 64  # classes whose integers lie together: CLASSES in quantised.h
+# Bytes of integers for each score of a block, at most: half of its memory. Small blocks are there to take little of it.
+MOST_BYTES = 2
 # One class in so many may be left in most rows: to score one again takes the time of about 15 in a product. A single
 # row may have more, up to one class in MOST, which is still less than reading all class vectors for it.
 FEW, MOST = 32, 4
@@ -117,6 +119,7 @@ def filter_for(
     keywords: Keywords,
     level: str | None,
     ranks: Ranks,
+    block_rows: int,
 ) -> Filter | None:
     """The filter of a call, where there is one and its sizes are worth it; None elsewhere.
 
@@ -128,13 +131,14 @@ def filter_for(
         keywords: of the call.
         level: of the native library whose products serve the call; None where there is none.
         ranks: those that share the classes.
+        block_rows: of the block of scores.
     """
     if kernel.rule_out is None or level is None or not keywords.options.filter or not find_level(level).products:
         return None
     num_classes, d = vectors.shape
     if queries.dtype != torch.float32 or not FEWEST_CLASSES <= max(WORTH_CLASSES, FEWEST_CLASSES) <= num_classes:
         return None
-    if d > LONGEST or len(queries) < WORTH_ROWS:
+    if d > LONGEST or len(queries) < WORTH_ROWS or d > MOST_BYTES * block_rows:
         return None
     # All of these need a score of every class, or another one than the product: smoothing, statistics, a cap.
     plain = scoring.plain and target.excluded is None and target.ids is not None and target.share is None
