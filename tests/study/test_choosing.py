@@ -25,7 +25,7 @@ from manymax.study.choosing.plan import (
 from manymax.study.choosing.rounds import CUT, SEED, TRIAL, Rounds
 from manymax.study.data.prepare import prepare
 from manymax.study.engines import Job, do_run
-from manymax.study.records import new_record, read_record, write_record
+from manymax.study.records import RECORD, new_record, read_record, write_record
 from manymax.study.search import Choices, Range, Search
 from manymax.study.study_file import StudyConfig
 
@@ -191,6 +191,17 @@ class TestRounds:
         repeated.run()
         assert again.started == []
         assert counts(repeated) == {(2, 0)}
+
+    def test_a_run_that_was_lost_afterwards_is_done_again_and_nothing_is_cut(self, tmp_path: Path) -> None:
+        now = Time()
+        first = FakeEngine(now)
+        rounds(tmp_path, first, plan(), budget=20.0, reserve=2.0).run()
+        (tmp_path / first.started[4] / RECORD).unlink()
+        again = FakeEngine(now, lambda started: 50.0)
+        found = rounds(tmp_path, again, plan(), budget=20.0, reserve=2.0)
+        found.run()
+        assert again.started == [first.started[4]]
+        assert counts(found) == {(4, 1)}
 
     def test_of_a_first_round_what_has_ended_is_kept(self, tmp_path: Path) -> None:
         engine = FakeEngine(Time(), lambda started: 50.0 if started == 2 else 1.0)

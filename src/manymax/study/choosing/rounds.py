@@ -7,6 +7,7 @@ for none of them: its runs are marked as ended early, so that no loss has the ad
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -145,6 +146,9 @@ class Rounds:
         configs = self._configs(kind)
         # Half of what the seeds will take is spent on a round that takes longer than expected rather than lose it.
         limit = self.reserve + (self._later(kind) / 2 if number else 0.0)
+        fresh = len(self.clock.decisions.get(f"seconds of {kind}s", [])) <= number
+        if not fresh:  # it ended before an interruption: what it lacks now is done again, and nothing is cut
+            limit = -math.inf
         start = self.clock.spent
         whole = self._sweep([config for _, config in configs], limit)
         if not whole:
@@ -161,7 +165,7 @@ class Rounds:
         for (progress, _), record in zip(configs, records, strict=True):
             (progress.trials if kind == TRIAL else progress.seeds).append(record)
         self.done[kind] = number + 1
-        if fresh := len(self.clock.decisions.get(f"seconds of {kind}s", [])) <= number:
+        if fresh:
             self._note_seconds(kind, self.clock.spent - start, records)
         planned = self.plan.effort.trials if kind == TRIAL else self.plan.effort.seeds
         self.on_round(Round(kind, number + 1 + (kind == SEED), planned, fresh, self.progress, self.clock))
