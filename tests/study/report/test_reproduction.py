@@ -31,11 +31,33 @@ class TestCommitted:
         linked = {(ROOT / "docs" / link).resolve() for link in re.findall(r"!\[[^]]*\]\(([^)]+)\)", text)}
         assert linked == {path.resolve() for path in (ROOT / "docs/figures").glob("reproduction_*.svg")}
 
+    def test_the_first_screen_sums_up(self) -> None:
+        text = (ROOT / PAGE).read_text(encoding="utf-8").partition("## How to read the rest")[0]
+        assert len(text.splitlines()) < 40
+        assert {int(number) for number in re.findall(r"#finding-(\d)", text)} == {f.number for f in FINDINGS}
+        rows = re.findall(
+            r"^\| ([\w\\-]+) \| \**(0\.\d+)\** \| \**(0\.\d+) .*? \| \**(0\.\d+) .*\|$", text, re.MULTILINE
+        )
+        assert [row[0] for row in rows] == ["electronics\\_10core", "gowalla", "ml-1m"]
+        above = [sum(float(row[column]) > float(row[1]) for row in rows) for column in (2, 3)]
+        for kind, number in zip(("sparse", "sampled"), above, strict=True):
+            assert f"The best {kind} loss is above softmax on {number} of 3 data sets" in text
+
 
 class TestPage:
     def test_without_records(self, tmp_path: Path) -> None:
         text = page(read(tmp_path))
-        sections = ("accuracy", "negatives", "pace", "models", *METHOD_COMPARISONS, "data", "origin")
+        sections = (
+            "verdicts",
+            "kinds of losses",
+            "accuracy",
+            "negatives",
+            "pace",
+            "models",
+            *METHOD_COMPARISONS,
+            "data",
+            "origin",
+        )
         assert text.count("Not enough runs") == len(sections) + len(FINDINGS)
         assert "- ml-1m, lightgcn: not enough runs, none yet." in text
         assert "confirmed" not in [row(text, str(f.number), f.claim)[2].strip("*") for f in FINDINGS]

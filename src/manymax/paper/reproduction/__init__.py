@@ -15,6 +15,7 @@ from manymax.paper.reproduction.collected import CAUSES, RESULTS, Collected, rea
 from manymax.paper.reproduction.comparisons import comparison_figures, method_comparisons
 from manymax.paper.reproduction.convergence import convergence, curve_figures, probe_figures, trained_models
 from manymax.paper.reproduction.findings_board import findings_board
+from manymax.paper.reproduction.first_screen import first_screen
 from manymax.paper.reproduction.markup import FIGURE_PREFIX, FIGURES
 from manymax.paper.reproduction.origin import data, how_it_was_run, missing
 from manymax.study.files import atomic_write, write_json
@@ -27,8 +28,11 @@ PAGE = Path("docs/reproduction.md")
 
 INTRODUCTION = """# The paper's tables, run again
 
-Written by `manymax reproduction` from the records in `results/study`; nothing here is typed by hand but this
-introduction and the causes in `docs/causes.toml`. Every number of ours is of the test part, at the epoch and the
+The paper "Is Softmax Loss all you need?" compares losses for recommenders. Here are its tables from runs of our own.
+"""
+
+CONVENTIONS = """Written by `manymax reproduction` from the records in `results/study`; nothing is typed by hand but
+the introduction and the causes in `docs/causes.toml`. Every number of ours is of the test part, at the epoch and the
 tuned settings (learning rate; for alternating least squares the ridge) that are best on the validation part. In
 brackets stands what the paper prints for the same data, backbone and loss at its own best learning rate by N@20.
 Where there are several seeds, the mean is given with the standard deviation over seeds: seeds change the split too.
@@ -81,6 +85,9 @@ def page(collected: Collected) -> str:
     made = trials(collected.done)
     parts = [
         INTRODUCTION,
+        *first_screen(collected, made),
+        "## How to read the rest\n",
+        CONVENTIONS,
         *findings_board(collected),
         *accuracy(made),
         *negatives(made),
