@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import threading
@@ -14,6 +15,7 @@ import pytest
 from manymax.study.data import download
 from manymax.study.data.download import DownloadError, digest, fetch, get
 from manymax.study.data.sources.base import File, Source
+from manymax.study.files import FolderBusy, locked
 
 CONTENT = bytes(range(256)) * 40  # 10,240 bytes
 
@@ -28,6 +30,8 @@ class Server(ThreadingHTTPServer):
     length = True  # whether it says how long the file is
     status: int | None = None  # answer every request with this status
     shift = 0  # send a part that begins this many bytes after the one asked for
+    redirect: str | None = None  # send every request there
+    endless = False  # send the content again and again, until the client hangs up
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -47,6 +51,11 @@ class Handler(BaseHTTPRequestHandler):
         if server.status is not None:
             self.send_error(server.status)
             return
+        if server.redirect is not None:
+            self.send_response(302)
+            self.send_header("Location", server.redirect)
+            self.end_headers()
+            return
         start = 0
         if wanted and server.ranges and self.headers.get("If-Range") == server.etag:
             start = int(wanted.removeprefix("bytes=").rstrip("-")) + server.shift
@@ -62,7 +71,10 @@ class Handler(BaseHTTPRequestHandler):
         if server.length:
             self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body if server.breaks_after is None else body[: server.breaks_after])
+        with contextlib.suppress(ConnectionError):
+            self.wfile.write(body if server.breaks_after is None else body[: server.breaks_after])
+            while server.endless:
+                self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
         pass
@@ -236,6 +248,58 @@ def test_an_error_keeps_what_has_arrived(server: Server, tmp_path: Path) -> None
     assert server.asked[-1] == "bytes=4000-"
 
 
+@pytest.mark.parametrize("length", [True, False])
+def test_a_body_without_an_end_is_given_up(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: bool
+) -> None:
+    """Where the server says how long it is, nothing is read beyond that."""
+    monkeypatch.setattr(download, "MOST_BYTES", 100_000)
+    monkeypatch.setattr(download, "DOWNLOAD_CHUNK", 1000)
+    server.endless, server.length = True, length
+    if length:
+        fetch(file(server), tmp_path)
+        assert names(tmp_path) == ["data.bin"]
+    else:
+        with pytest.raises(DownloadError, match="sends more than 100,000 bytes"):
+            fetch(file(server), tmp_path)
+        assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("place", ["file:///etc/passwd", "data:text/plain,abc"])
+def test_a_redirect_leads_to_no_file(server: Server, tmp_path: Path, place: str) -> None:
+    server.redirect = place
+    with pytest.raises(DownloadError, match="302"):
+        fetch(file(server, None), tmp_path)
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("tag", [True, False])
+def test_links_in_a_folder_of_others_are_not_followed(server: Server, tmp_path: Path, tag: bool) -> None:
+    """Who can write to the cache could otherwise have files of this user overwritten, or longer by a download."""
+    mine, cache = tmp_path / "mine.txt", tmp_path / "cache"
+    mine.write_text("mine")
+    cache.mkdir()
+    (cache / "data.bin.part").symlink_to(mine)
+    if tag:
+        (cache / "data.bin.part.tag").write_text(json.dumps(server.etag))
+    else:
+        (cache / "data.bin.part.tag").symlink_to(mine)
+    fetch(file(server), cache)
+    assert mine.read_text() == "mine"
+    assert names(cache) == ["data.bin"]
+    assert not (cache / "data.bin").is_symlink()
+
+
+def test_two_downloads_at_once_do_not_share_a_part(server: Server, tmp_path: Path) -> None:
+    source = Source("mine", "a set", (file(server),))
+    with locked(tmp_path / "mine"), pytest.raises(FolderBusy, match="another process is working in"):
+        get(source, tmp_path)
+    get(source, tmp_path)
+    (tmp_path / "mine" / ".lock").unlink()
+    get(source, tmp_path)  # all is there
+    assert names(tmp_path / "mine") == ["data.bin"]
+
+
 def test_no_server(tmp_path: Path) -> None:
     with Server() as server:
         url = server.url
@@ -247,7 +311,7 @@ def test_a_source_gets_a_folder_of_its_own(server: Server, tmp_path: Path) -> No
     source = Source("mine", "a set", (file(server), File(server.url, "other.bin")))
     assert len(get(source, tmp_path)) == 2
     assert all(path.is_file() for path in source.paths(tmp_path))
-    assert names(tmp_path / "mine") == ["checksums.json", "data.bin", "other.bin"]
+    assert names(tmp_path / "mine") == [".lock", "checksums.json", "data.bin", "other.bin"]
 
 
 def test_a_folder_that_cannot_be_written_to(server: Server, tmp_path: Path) -> None:

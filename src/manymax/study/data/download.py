@@ -3,10 +3,14 @@
 A file NAME is received as NAME.part, with NAME.part.tag beside it, which says which version of the file the part is of.
 A process that is killed leaves these two, and the next download appends to the part. NAME itself appears only when all
 bytes have arrived and the checksum is right.
+
+A server may lie, and other users of the machine may write to the folder: no redirect leads to a local file, no body is
+longer than `MOST_BYTES`, no link is followed when a part is written, and one process downloads into a folder at a time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import http.client
 import json
@@ -15,14 +19,15 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from manymax.errors import ManymaxError
 from manymax.study.data.sources.base import File, Source
-from manymax.study.files import read_json, write_json
+from manymax.study.files import locked, read_json, write_json
 
 DOWNLOAD_CHUNK = 1 << 20  # bytes that are read at a time
 TIMEOUT = 60  # seconds without a byte
+MOST_BYTES = 8 << 30  # of a file; the largest that is published here has 0.5 GB
 FIRST_SEEN = "checksums.json"  # checksums of the first download, for files whose publisher gives none
 
 Progress = Callable[[str, int, int | None], None]  # name of the file, bytes so far, bytes in all or None
@@ -41,7 +46,10 @@ def get(source: Source, folder: Path, progress: Progress = lambda *_: None) -> l
     target = folder / source.name
     try:
         target.mkdir(parents=True, exist_ok=True)
-        return [fetch(file, target, progress) for file in source.files]
+        # No lock where nothing is missing: the folder may be one that this user cannot write to.
+        complete = all((target / file.name).is_file() for file in source.files)
+        with contextlib.nullcontext() if complete else locked(target):
+            return [fetch(file, target, progress) for file in source.files]
     except DownloadError:
         raise
     except OSError as error:  # a full disk, a folder that cannot be written to
@@ -102,7 +110,7 @@ def _receive(url: str, partial: Path, progress: Progress) -> None:
     """Append to `partial` the bytes of `url` that it lacks; if the server cannot send a part, receive all again."""
     tag = _read_tag(partial)
     # Without a tag it is not known which version of the file the part is of, so it is not used.
-    have = partial.stat().st_size if tag and partial.is_file() else 0
+    have = partial.stat().st_size if tag and partial.is_file() and not partial.is_symlink() else 0
     headers = {"User-Agent": "manymax", "Accept-Encoding": "identity"}
     if have:
         # If-Range: if the file has changed since, the server sends all of the new one (200) and not a part (206).
@@ -116,6 +124,8 @@ def _receive(url: str, partial: Path, progress: Progress) -> None:
                 # Before the new tag: a kill between the two lines must not leave the tag of a new version beside the
                 # bytes of an old one, to which the next download would append.
                 partial.unlink(missing_ok=True)
+            if _tag_file(partial).is_symlink():
+                _tag_file(partial).unlink()
             _write_tag(partial, response)
             _write(response, partial, have if resumed else 0, progress)
     except urllib.error.HTTPError as error:
@@ -133,13 +143,24 @@ def _write(response: Any, partial: Path, have: int, progress: Progress) -> None:
     length = response.headers.get("Content-Length")
     total = have + int(length) if length and length.isdigit() else None
     done = have
-    with partial.open("ab" if have else "wb") as stream:
+    with _open_own(partial, os.O_APPEND if have else os.O_TRUNC) as stream:
         while chunk := response.read(DOWNLOAD_CHUNK):
-            stream.write(chunk)
             done += len(chunk)
+            if done > MOST_BYTES:
+                _remove_part(partial)
+                raise DownloadError(
+                    f"{response.url}: the server sends more than {MOST_BYTES:,} bytes, which no data set here has;"
+                    " nothing was kept."
+                )
+            stream.write(chunk)
             progress(partial.stem, done, total)
     if total is not None and done < total:
         raise _broken(response.url, partial, f"{done:,} of {total:,} bytes arrived")
+
+
+def _open_own(path: Path, how: int) -> BinaryIO:
+    """Open a file to write to it; one that is a link is not followed, as it may lead to another file of this user."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | how, 0o644), "wb")
 
 
 def _broken(url: str, partial: Path, reason: object) -> DownloadError:
@@ -158,7 +179,8 @@ def _write_tag(partial: Path, response: Any) -> None:
     """Keep what identifies the version of the file: bytes may only be appended to a part of the same version."""
     tag = response.headers.get("ETag") or response.headers.get("Last-Modified")
     usable = tag is not None and not tag.startswith("W/")  # a weak tag does not promise equal bytes
-    _tag_file(partial).write_text(json.dumps(tag if usable else None), encoding="utf-8")
+    with _open_own(_tag_file(partial), os.O_TRUNC) as stream:
+        stream.write(json.dumps(tag if usable else None).encode())
 
 
 def _read_tag(partial: Path) -> str:
