@@ -9,8 +9,9 @@ from pathlib import Path
 from manymax.errors import ArgumentError
 from manymax.study.data.sources.base import File, Filters, Source
 from manymax.study.data.sources.columns import Columns
-from manymax.study.data.sources.delimited import UNREADABLE, is_number, open_bytes, read_delimited
+from manymax.study.data.sources.delimited import is_number, read_delimited
 from manymax.study.data.sources.json_lines import first_objects, read_json_lines
+from manymax.study.data.sources.packed import UNREADABLE, open_bytes
 from manymax.study.data.sources.table import JSON_SUFFIXES, suffix
 
 REVIEW_FIELDS = {"user": "reviewerID", "item": "asin", "rating": "overall", "time": "unixReviewTime"}

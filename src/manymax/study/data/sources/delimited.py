@@ -9,21 +9,20 @@ from __future__ import annotations
 import codecs
 import contextlib
 import csv
-import gzip
 import io
 import math
-import zlib
 from collections.abc import Generator, Mapping, Sequence
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
 from manymax.errors import ArgumentError
 from manymax.study.data.sources.columns import PART_NAMES, Columns, complaint, offer, ways_to_read
+from manymax.study.data.sources.packed import UNREADABLE, arrow_stream, open_bytes
 from manymax.study.data.sources.times import moment
 from manymax.study.data.sources.values import MISSING_WORDS
 
@@ -31,13 +30,7 @@ BYTES_PER_CHUNK = 1 << 24  # bytes that pyarrow parses at a time; a line must be
 SEPARATOR_NAMES = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}  # in the order in which they are tried
 EXCERPT = 20  # bytes of a long text that an error message shows
 UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # first bytes of a file in UTF-16
-
-UNREADABLE = (OSError, EOFError, zlib.error)  # errors for a file that is damaged, cut off or cannot be opened
-
-
-def open_bytes(path: Path) -> BinaryIO:
-    """Open a file for reading; a file whose name ends in .gz is decompressed."""
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
+LONGEST_LINE = 1 << 24  # letters; a file without line ends must not be read as one text
 
 
 def text_lines(content: Path | bytes, file: str, encoding: str | None = None) -> Generator[str, None, None]:
@@ -53,7 +46,10 @@ def text_lines(content: Path | bytes, file: str, encoding: str | None = None) ->
     raw = open_bytes(content) if isinstance(content, Path) else io.BytesIO(content)
     with raw, io.TextIOWrapper(raw, name, errors, newline="\n") as lines:
         try:
-            yield from lines
+            while line := lines.readline(LONGEST_LINE):
+                if len(line) == LONGEST_LINE and not line.endswith("\n"):
+                    raise ArgumentError(f"{file} has a line of more than {LONGEST_LINE:,} letters: that is no table.")
+                yield line
         except UnicodeError as error:
             raise ArgumentError(f"{file} is not in `encoding` {encoding}: {error}.") from None
 
@@ -92,7 +88,7 @@ def read_delimited(
     if date_format is not None and "time" in columns:  # what it would be taken for otherwise: 20101201 is a number
         types[columns["time"]] = pa.large_string()
     try:
-        with pa.input_stream(str(content) if isinstance(content, Path) else pa.BufferReader(content)) as stream:
+        with arrow_stream(content) if isinstance(content, Path) else pa.BufferReader(content) as stream:
             table = arrow_csv.read_csv(
                 stream,
                 arrow_csv.ReadOptions(
@@ -107,7 +103,7 @@ def read_delimited(
                     null_values=MISSING_WORDS,
                 ),
             )
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+    except (pa.ArrowException, UnicodeDecodeError, *UNREADABLE) as error:
         text.explain()
         raise ArgumentError(f"{file} cannot be read: {error}") from None
     arrays = {role: table.column(name) for role, name in columns.items()}

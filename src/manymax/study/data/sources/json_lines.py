@@ -17,13 +17,13 @@ from manymax.errors import ArgumentError
 from manymax.study.data.sources.columns import PART_NAMES, Columns, complaint, ways_to_read
 from manymax.study.data.sources.delimited import (
     BYTES_PER_CHUNK,
-    UNREADABLE,
     is_date,
     is_number,
     is_utf8,
     not_utf8,
     text_lines,
 )
+from manymax.study.data.sources.packed import UNREADABLE, arrow_stream
 from manymax.study.data.sources.times import moment
 from manymax.study.data.sources.values import MISSING_WORDS
 
@@ -64,7 +64,7 @@ def read_json_lines(
         except pa.ArrowException:  # a later line may have a fraction where the first ones have integers
             wider = {name: pa.float64() if pa.types.is_integer(kind) else kind for name, kind in types.items()}
             table = _read(path, wider, encoding)
-    except (pa.ArrowException, OSError, UnicodeError) as error:
+    except (pa.ArrowException, UnicodeError, *UNREADABLE) as error:
         reader.explain()
         raise ArgumentError(f"{path.name} cannot be read: {error}") from None
     arrays = {role: table.column(name) for role, name in fields.items()}
@@ -72,7 +72,7 @@ def read_json_lines(
 
 
 def _read(path: Path, types: dict[str, pa.DataType], encoding: str | None) -> pa.Table:
-    with pa.input_stream(str(path)) as stream:
+    with arrow_stream(path) as stream:
         return arrow_json.read_json(
             pa.transcoding_input_stream(stream, encoding, "utf8") if encoding else stream,
             arrow_json.ReadOptions(block_size=BYTES_PER_CHUNK),

@@ -9,7 +9,8 @@ from pathlib import Path
 from manymax.errors import ArgumentError
 from manymax.study.data.sources.base import File, Filters, Source
 from manymax.study.data.sources.columns import Columns
-from manymax.study.data.sources.delimited import UNREADABLE, read_delimited
+from manymax.study.data.sources.delimited import read_delimited
+from manymax.study.data.sources.packed import UNREADABLE, check_size
 
 RATINGS_FILES = {"u.data": b"\t", "ratings.dat": b"::"}  # {name of the file with the ratings: its separator}
 MOVIELENS_COLUMNS = ["user", "item", "rating", "time"]  # of both files, in their order
@@ -48,6 +49,8 @@ def _unpack(path: Path) -> tuple[str, bytes]:
                 raise ArgumentError(
                     f"{path.name} is not a MovieLens archive: it does not contain {' or '.join(RATINGS_FILES)}."
                 )
+            found = archive.getinfo(names[0])
+            check_size(path.name, found.compress_size, found.file_size)  # more than this is not read
             return names[0], archive.read(names[0])
     except (zipfile.BadZipFile, RuntimeError, *UNREADABLE) as error:  # RuntimeError: encrypted, or unknown compression
         raise ArgumentError(f"{path.name} cannot be unpacked: {error}. Download it again.") from None

@@ -16,13 +16,13 @@ from manymax.errors import ArgumentError, check_choice, unknown_name
 from manymax.study.data.sources.columns import NONE, ROLES, Columns, offer
 from manymax.study.data.sources.delimited import (
     SEPARATOR_NAMES,
-    UNREADABLE,
     is_utf8,
     not_utf8,
     read_delimited,
     text_lines,
 )
 from manymax.study.data.sources.json_lines import first_objects, read_json_lines
+from manymax.study.data.sources.packed import UNREADABLE
 from manymax.study.data.sources.times import is_format
 
 # Names of columns by which a role is guessed, preferred ones first; compared by letters and digits, in lower case.
