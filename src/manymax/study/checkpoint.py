@@ -91,7 +91,7 @@ def read_tensors(path: Path, kind: str) -> tuple[Tensors, dict[str, Any]]:
         sealed = about.pop("sealed", None)  # files of version 0.1.0 have a checksum of their tensors alone
         if about["crc32"] != _checksum(tensors) or sealed not in (None, _seal(tensors, about)):
             raise ValueError("its checksum does not match its content")
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
+    except (SafetensorError, OSError, KeyError, ValueError, RuntimeError) as error:
         raise ManymaxError(f"{path} is not a {kind} of manymax, or it is damaged ({error}).") from None
     return tensors, about
 
@@ -175,5 +175,6 @@ def read_training_state(path: Path) -> TrainingState | None:
     try:
         with safe_open(path, framework="pt") as file:
             return TrainingState(**json.loads((file.metadata() or {})["about"])["standing"])
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError):
+    # torch maps the file after a look at its size: one that is replaced in between is a RuntimeError.
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError):
         return None
