@@ -24,7 +24,7 @@ from tests.study.test_engine_dask import outcome_of
 
 pytestmark = [pytest.mark.extras, pytest.mark.skipif(os.name == "nt", reason="kills are those of POSIX")]
 SOURCE = Path(__file__).parents[2] / "src"
-EPOCHS, RUNS, KILLS = 60, 2, 5
+EPOCHS, RUNS, KILLS = 60, 2, 4
 SECONDS = 300  # for one start, on a machine that is busy
 
 SCRIPT = """
