@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -102,21 +103,23 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
     """Root may write everywhere: there the test becomes another user."""
     config = RunConfig(**TINY, epochs=1)
     run(config, tmp_path / "first")  # everything is imported before the user changes
-    tmp_path.chmod(0o555)
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            if os.getuid() == 0:
-                os.setgid(65534)
-                os.setuid(65534)
-            run(config, tmp_path / "second")
-        except ManymaxError as error:
-            code = 0 if str(tmp_path / "second") in str(error) and "cannot be written to" in str(error) else 3
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(child, 0)
-    tmp_path.chmod(0o755)
+    with tempfile.TemporaryDirectory() as place:  # others cannot even look into `tmp_path`
+        folder = Path(place) / "run"
+        Path(place).chmod(0o555)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                if os.getuid() == 0:
+                    os.setgid(65534)
+                    os.setuid(65534)
+                run(config, folder)
+            except ManymaxError as error:
+                code = 0 if str(error).startswith(f"{folder} cannot be written to") else 3
+            finally:
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        Path(place).chmod(0o755)
     assert os.waitstatus_to_exitcode(status) == 0
 
 

@@ -50,6 +50,11 @@ def atomic_write(path: Path) -> Iterator[Path]:
         _sync(partial)
         partial.replace(path)
         _sync(path.parent)
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        # A write that fails, as on a full disk, does not say in which file.
+        raise type(error)(error.errno, os.strerror(error.errno), str(path)) from error
     finally:
         # After the rename there is nothing to delete. A process killed by SIGKILL does not come here: its temporary
         # file stays behind until the next run in the folder calls `remove_partial`.
