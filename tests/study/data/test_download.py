@@ -253,7 +253,7 @@ def test_a_body_without_an_end_is_given_up(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: bool
 ) -> None:
     """Where the server says how long it is, nothing is read beyond that."""
-    monkeypatch.setattr(download, "MOST_BYTES", 100_000)
+    monkeypatch.setattr(download, "LARGEST_DOWNLOAD", 100_000)
     monkeypatch.setattr(download, "DOWNLOAD_CHUNK", 1000)
     server.endless, server.length = True, length
     if length:

@@ -5,7 +5,7 @@ A process that is killed leaves these two, and the next download appends to the 
 bytes have arrived and the checksum is right.
 
 A server may lie, and other users of the machine may write to the folder: no redirect leads to a local file, no body is
-longer than `MOST_BYTES`, no link is followed when a part is written, and one process downloads into a folder at a time.
+longer than `LARGEST_DOWNLOAD`, no link is followed when a part is written, and one process downloads into a folder at a time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from manymax.study.files import locked, read_json, write_json
 
 DOWNLOAD_CHUNK = 1 << 20  # bytes that are read at a time
 TIMEOUT = 60  # seconds without a byte
-MOST_BYTES = 8 << 30  # of a file; the largest that is published here has 0.5 GB
+LARGEST_DOWNLOAD = 8 << 30  # of a file; the largest that is published here has 0.5 GB
 FIRST_SEEN = "checksums.json"  # checksums of the first download, for files whose publisher gives none
 
 Progress = Callable[[str, int, int | None], None]  # name of the file, bytes so far, bytes in all or None
@@ -146,10 +146,10 @@ def _write(response: Any, partial: Path, have: int, progress: Progress) -> None:
     with _open_own(partial, os.O_APPEND if have else os.O_TRUNC) as stream:
         while chunk := response.read(DOWNLOAD_CHUNK):
             done += len(chunk)
-            if done > MOST_BYTES:
+            if done > LARGEST_DOWNLOAD:
                 _remove_part(partial)
                 raise DownloadError(
-                    f"{response.url}: the server sends more than {MOST_BYTES:,} bytes, which no data set here has;"
+                    f"{response.url}: the server sends more than {LARGEST_DOWNLOAD:,} bytes, which no data set here has;"
                     " nothing was kept."
                 )
             stream.write(chunk)
