@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,7 +52,8 @@ class Case(NamedTuple):
 
     title: in the table. member, setting: which loss. spread: of the scores; small for large supports. floor: bytes per
     score that no kernel can do without, given that the product has written the scores: (read, written).
-    keywords: of the head.
+    keywords: of the head; with "best" the target is the class of the largest score, and "positives" says how many;
+        "bias" is a bias of zeros.
     """
 
     title: str
@@ -63,12 +65,28 @@ class Case(NamedTuple):
 
 
 DENSE, SPARSE = (4.0, 4.0), (4.0, 0.0)
-ALL = {"softcap": 5.0, "z_loss": 0.1, "stats": ("nll", "entropy")}
+PRODUCTS = "manymax.engine.triton_entries"  # the module of kernels that take the place of matrix products
+OF_THE_TARGET = ("best", "positives")
+CAPPED = {"softcap": 5.0, "stats": ("nll", "entropy")}
+ALL = CAPPED | {"z_loss": 0.1}
+LEARNED = torch.tensor(1.1, requires_grad=True)
 CASES = (
     Case("softmax", "softmax", {}, 1.0, DENSE, {}),
     Case("softmax, label smoothing", "softmax", {}, 1.0, DENSE, {"label_smoothing": 0.1}),
     Case("softmax, soft cap, z_loss, statistics", "softmax", {}, 1.0, DENSE, ALL),
     Case("softmax, decoupled", "softmax", {}, 1.0, DENSE, {"decoupled": True}),
+    Case("sparsemax, small supports", "sparsemax", {}, 4.0, SPARSE, {}),
+    Case("sparsemax, large supports", "sparsemax", {}, 1e-4, DENSE, {}),
+    Case("entmax, alpha 1.5, small supports, a bias", "entmax", {"alpha": 1.5}, 4.0, SPARSE, {"bias": True}),
+    Case("entmax, alpha 1.5, label smoothing", "entmax", {"alpha": 1.5}, 1.0, DENSE, {"label_smoothing": 0.1}),
+    Case("entmax, alpha 1.7, soft cap, statistics", "entmax", {"alpha": 1.7}, 4.0, SPARSE, CAPPED),
+    Case("entmax, alpha 1.1", "entmax", {"alpha": 1.1}, 1.0, DENSE, {}),
+    Case("entmax, alpha 1.1 and learned", "entmax", {"alpha": LEARNED}, 1.0, DENSE, {}),
+    Case("rankmax, few above the cut", "rankmax", {}, 8.0, SPARSE, {"best": True}),
+    Case("rankmax, many above the cut", "rankmax", {}, 0.1, DENSE, {}),
+    Case("rankmax, 16 positives", "rankmax", {}, 0.1, DENSE, {"positives": 16}),
+    Case("psl", "psl", {}, 0.1, DENSE, {}),
+    Case("psl, tanh, 16 positives", "psl", {"activation": "tanh"}, 0.1, DENSE, {"positives": 16}),
     Case("sl_at_k", "sl_at_k", {}, 1.0, DENSE, {}),
     Case("talos", "talos", {}, 1.0, DENSE, {}),
 )
@@ -81,8 +99,10 @@ def count() -> list[dict[str, Any]]:
     """Every launch of every case: how it is specialised and bytes moved; and the bytes that plain torch moves."""
     from triton.runtime import interpreter
 
+    from benchmarks.interpreter import patch_once
     from manymax.engine import triton_backend
 
+    patch_once()
     launches: list[dict[str, Any]] = []
     moved = {"read": 0, "written": 0}
     builder = interpreter.InterpreterBuilder
@@ -128,6 +148,10 @@ def _run_cases(launches: list[dict[str, Any]], launch: Any) -> list[dict[str, An
 
     def call(case: Case, backend: str, *given: torch.Tensor) -> None:
         keywords = {**case.setting, **case.keywords}
+        for name in OF_THE_TARGET:
+            keywords.pop(name, None)
+        if keywords.pop("bias", False):
+            keywords["linear_bias"] = torch.zeros(CLASSES, requires_grad=True)
         head_function(FAMILY[case.member])(*given, options={"backend": backend}, **keywords)
 
     for case in CASES:
@@ -140,7 +164,7 @@ def _run_cases(launches: list[dict[str, Any]], launch: Any) -> list[dict[str, An
         leaves = [tensor.clone().requires_grad_() for tensor in (input, vectors)]
         launches.append({"title": case.title, "launches": []})
         call(case, "triton", *leaves, target)
-        with Passes() as passes:
+        with as_on_a_device(), Passes() as passes:
             call(case, "torch", *leaves, target)
         launches[-1]["torch"] = {"read": passes.read, "written": passes.written, "operations": passes.operations}
     return launches
@@ -149,7 +173,27 @@ def _run_cases(launches: list[dict[str, Any]], launch: Any) -> list[dict[str, An
 def _problem(case: Case) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     random = torch.Generator().manual_seed(0)
     input = case.spread * torch.randn(ROWS, 16, generator=random) / 4
-    return input, torch.randn(CLASSES, 16, generator=random), torch.randint(CLASSES, (ROWS,), generator=random)
+    vectors = torch.randn(CLASSES, 16, generator=random)
+    if "best" in case.keywords:
+        return input, vectors, (input @ vectors.T).argmax(1)
+    shape = (ROWS, case.keywords["positives"]) if "positives" in case.keywords else (ROWS,)
+    return input, vectors, torch.randint(CLASSES, shape, generator=random)
+
+
+@contextmanager
+def as_on_a_device() -> Iterator[None]:
+    """Have plain torch go the way that it goes on a GPU, where no value may be looked at."""
+    homes = [
+        module for name, module in sys.modules.items() if name.startswith("manymax.") and hasattr(module, "visible")
+    ]
+    real = homes[0].visible
+    for module in homes:
+        module.visible = lambda *tensors: False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for module in homes:
+            module.visible = real  # type: ignore[attr-defined]
 
 
 def _type_of(value: Any) -> str:
@@ -227,13 +271,13 @@ def compile_for(kernel: Any, signature: list[str], constants: dict[str, Any], ta
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from manymax.engine.triton_backend import WARPS
+    from manymax.engine.triton_backend import compiled_with
 
     types = dict(zip(kernel.arg_names, signature, strict=False)) | dict.fromkeys(constants, "constexpr")
     # What a launch finds out about its arguments: pointers and strides of rows are multiples of 16.
     aligned = {(i,): [["tt.divisibility", 16]] for i, type_ in enumerate(signature) if type_.startswith("*")}
     source = ASTSource(kernel, types, constants, aligned)
-    built = triton.compile(source, target=GPUTarget(*target[1:]), options={"num_warps": WARPS})
+    built = triton.compile(source, target=GPUTarget(*target[1:]), options=compiled_with(target[1] == "cuda"))
     shared, ttir = built.metadata.shared, built.asm["ttir"]
     if "ptx" in built.asm:
         return Build(*_ask_ptxas(built.asm["ptx"]), shared, ttir)
@@ -296,15 +340,23 @@ says what is used: "auto", the default, is Triton on a GPU; "triton" is an error
 torch. Before a kernel serves on a device for the first time in a process it is compared with plain torch there, on a
 small case; one that differs, or does not compile, is not used, and a warning says so.
 
+In rows of a sparse member the support decides how a gradient is kept: as a list of entries where one class in 16 or
+fewer has a probability, and in place of the scores otherwise. The device decides, row by row, and the host does not
+wait to hear of it.
+
+With a GPU at hand, `manymax gpu-check --json gpu.json` compares the values of all kernels with float64 there, times
+steps beside other ways to compute them, and writes a file to attach to an issue.
+
 What follows was counted and compiled, by `python benchmarks/gpu.py`."""
 
 TRAFFIC = """## Bytes per score
 
 Bytes of the table of scores, and of what goes with it, that one step reads and writes, per score: in Triton counted at
 every load and store while the kernels are interpreted, in plain torch from the sizes of what its operations take and
-return. The two or three matrix products of a step are the same for both and left out. The lower bound is for a kernel
-that gets the scores from a product before it: each is read once, and a dense gradient is written once. Counted are all
-reads; those of one row by one program, one soon after the other, may come from a cache."""
+return, on the way that it takes on a GPU. The two or three matrix products of a step are left out, and so are the
+kernels that take their place where rows may be lists of entries. The lower bound is for a kernel that gets the scores
+from a product before it: each is read once, and a dense gradient is written once. Counted are all reads; those of one
+row by one program, one soon after the other, may come from a cache."""
 
 RESOURCES = """## Registers and shared memory
 
@@ -323,7 +375,8 @@ def page(found: list[dict[str, Any]], builds: list[dict[str, Any]]) -> str:
     scores = ROWS * CLASSES
     traffic = []
     for case, one in zip(CASES, found, strict=True):
-        ours = [sum(launch[way] for launch in one["launches"]) / scores for way in ("read", "written")]
+        own = [launch for launch in one["launches"] if launch["module"] != PRODUCTS]
+        ours = [sum(launch[way] for launch in own) / scores for way in ("read", "written")]
         theirs = [one["torch"][way] / scores for way in ("read", "written")]
         cells = [f"{a:.1f} + {b:.1f}" for a, b in (ours, theirs, case.floor)]
         traffic.append([case.title, *cells, str(len(one["launches"])), str(one["torch"]["operations"])])

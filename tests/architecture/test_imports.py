@@ -154,7 +154,9 @@ def foreign(trees: dict[str, ast.Module]) -> list[str]:
 
 def has_kernels(module: str) -> bool:
     """Whether a module is a file of Triton kernels."""
-    return module in {"engine.triton_rows", "engine.triton_entries"} or module.endswith(".kernel_triton")
+    return module in {"engine.triton_rows", "engine.triton_levels", "engine.triton_entries"} or module.endswith(
+        ".kernel_triton"
+    )
 
 
 def loads_triton(trees: dict[str, ast.Module]) -> list[str]:

@@ -8,6 +8,7 @@ tests/contracts/test_keywords.py.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 import manymax
+from benchmarks.interpreter import patch_once
 from manymax import FAMILY, ManymaxError
 from manymax.engine import triton_backend, triton_check
 from manymax.engine.member import Member
@@ -25,15 +27,26 @@ from tests.heads import test_native as native
 from tests.heads.plain import HeadCase, agree, value_and_gradients
 
 pytestmark = pytest.mark.extras
+patch_once()
 
 # Settings of every member that has Triton kernels, one for each way through them.
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "softmax": [{}],
+    "sparsemax": [{}],
+    "entmax": [{"alpha": 1.05}, {"alpha": 1.7}, {"alpha": 1.5}],
+    "rankmax": [{}],
     "sl_at_k": [{"k": 4, "gate_temperature": 0.7}],
     "talos": [{"k": 4, "tau": 0.6}],
+    "bsl": [{"tau": 0.5}],
+    "psl": [{"activation": "relu", "tau": 0.4}, {"activation": "tanh", "tau": 0.4}],
 }
 BACKEND = triton_backend.BACKEND
-LABELS = [label for label in native.MEMBERS if label.partition("-")[0] in SETTINGS]
+# One alpha for each kind of power.
+LABELS = [
+    label
+    for label in native.MEMBERS
+    if label.partition("-")[0] in SETTINGS and label not in ("entmax-1.01", "entmax-1.3")
+]
 CASES = [
     pytest.param(FAMILY[name], setting, id="-".join([name, *map(str, setting.values())]))
     for name, settings in SETTINGS.items()
@@ -41,6 +54,16 @@ CASES = [
 ]
 every_label = pytest.mark.parametrize("label", LABELS)
 every_member = pytest.mark.parametrize(("member", "setting"), CASES)
+
+
+@pytest.fixture(autouse=True)
+def large_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter takes as long for a small tile as for a large one: a GPU's products in a few tests alone."""
+    from manymax.engine import triton_entries
+
+    if "numbers_of_classes" not in request.node.name or "5003" in request.node.name:
+        for name, size in {"TILE": 256, "DEPTH": 64, "CHUNK": 1024, "ENTRIES": 512}.items():
+            monkeypatch.setattr(triton_entries, name, size)
 
 
 @pytest.fixture(autouse=True)
@@ -63,9 +86,13 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 def kernel_modules() -> list[Any]:
     """The modules that launch kernels."""
+    from manymax.engine import triton_entries
+    from manymax.members.entmax import kernel_triton as entmax
+    from manymax.members.psl import kernel_triton as psl
+    from manymax.members.rankmax import kernel_triton as rankmax
     from manymax.members.softmax import kernel_triton as softmax
 
-    return [softmax]
+    return [triton_entries, softmax, entmax, psl, rankmax]
 
 
 # The contract cases -------------------------------------------------------------------------------
@@ -89,6 +116,18 @@ def test_difficult_scores(label: str, dtype: torch.dtype) -> None:
     native.test_difficult_scores(label, BACKEND, dtype)
 
 
+@pytest.mark.parametrize("most", [2, 31])
+@pytest.mark.parametrize("label", ["rankmax", "sparsemax", "entmax-1.1"])
+def test_many_positives(label: str, most: int) -> None:
+    """More than are looked at together, and fewer."""
+    native.test_many_positives(label, BACKEND, torch.float32, most)
+
+
+@pytest.mark.parametrize("alpha", [1.1, 1.5, 1.7, 2.0])
+def test_the_gradient_in_alpha(alpha: float) -> None:
+    native.test_the_gradient_in_alpha(BACKEND, torch.float32, alpha)
+
+
 @every_label
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf], ids=str)
 def test_scores_that_are_refused(label: str, bad: float) -> None:
@@ -106,7 +145,8 @@ def test_every_keyword(member: Member, setting: dict[str, Any]) -> None:
 
 @every_member
 def test_every_statistic(member: Member, setting: dict[str, Any], launches: list[str]) -> None:
-    keywords.test_every_statistic(member, BACKEND)
+    served = [example for example in member.examples if member.needed("kernel")(**example).triton]
+    keywords.test_every_statistic(replace(member, examples=tuple(served)), BACKEND)
 
 
 # Faults that others had and nobody saw ------------------------------------------------------------

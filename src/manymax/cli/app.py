@@ -15,6 +15,7 @@ from manymax.cli.diagnose import diagnose
 from manymax.cli.docs import docs
 from manymax.cli.doctor import doctor
 from manymax.cli.export import export
+from manymax.cli.gpu_check import gpu_check
 from manymax.cli.losses import losses
 from manymax.cli.plan import plan
 from manymax.cli.recommend import recommend
@@ -41,7 +42,7 @@ def manymax(
 
     To find the loss for your data: choose. To look things up: losses, show, theory. To predict before there is data:
     advise, diagnose, plan. To train and compare models on data: data, train, study, report. To use a trained model:
-    recommend, export. To look at this machine: doctor. Every command explains itself with --help.
+    recommend, export. To look at this machine: doctor, gpu-check. Every command explains itself with --help.
 
     \b
     Examples:
@@ -55,6 +56,7 @@ def manymax(
       manymax train                train one model with one loss on built-in data
       manymax study                every member on built-in data, and a report
       manymax doctor               what losses are computed on here, and how fast that can be
+      manymax gpu-check            values and times of the GPU kernels, to send in
     """
 
 
@@ -82,6 +84,7 @@ def build_app() -> typer.Typer:
     app.command()(study)
     app.command()(report)
     app.command()(doctor)
+    app.command("gpu-check")(gpu_check)
     app.command(hidden=True)(docs)
     app.command(hidden=True)(records)
     app.command(hidden=True)(reproduction)

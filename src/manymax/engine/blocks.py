@@ -83,6 +83,40 @@ class Mixed:
     level: str
 
 
+@dataclass(frozen=True)
+class Listed:
+    """The gradient of a block as a Triton kernel leaves it: each row is dense, or a list of entries in other memory.
+
+    Which rows are of which kind is known to the device alone: engine/triton_entries.py adds up both.
+
+    table: (n, C') the dense rows, padding included; of the others whatever is there.
+    values: (n, K) entries, row coefficients included. classes: (n, K) int32, theirs. Beyond the count is anything.
+    count: (n,) int32, the number of entries of a row; -1 of a dense row.
+    scale: (n,) the factor of each dense row.
+    """
+
+    table: Tensor
+    values: Tensor
+    classes: Tensor
+    count: Tensor
+    scale: Tensor
+
+    @classmethod
+    def empty(cls, scores: Tensor, room: int) -> Listed:
+        """Memory for the gradient of scores (n, C'), with room for some entries in each row."""
+        n = len(scores)
+        values, classes = scores.new_empty(n, room), scores.new_empty(n, room, dtype=torch.int32)
+        return cls(scores, values, classes, scores.new_empty(n, dtype=torch.int32), scores.new_empty(n))
+
+    def apart(self) -> tuple[Dense, Sparse]:
+        """The dense rows and the entries; the host waits for the device, to know how many there are."""
+        rows = (self.count < 0).nonzero().squeeze(1)
+        column = torch.arange(self.values.shape[1], device=self.count.device)
+        row, place = (column < self.count.unsqueeze(1)).nonzero(as_tuple=True)
+        entries = Sparse(row, self.classes[row, place].long(), self.values[row, place])
+        return Dense(self.table[rows], self.scale[rows], rows), entries
+
+
 def merged(*columns: Tensor) -> Sparse:
     """One list of entries from two: rows, classes and values of the first, then of the second, (K,) each.
 
@@ -105,7 +139,7 @@ class BlockResult:
     """
 
     losses: Tensor  # on several ranks the same on each: a kernel completes its sums before it returns
-    parts: list[Dense | Sparse | Mixed] = field(default_factory=list)
+    parts: list[Dense | Sparse | Mixed | Listed] = field(default_factory=list)
     grad_setting: Tensor | None = None
     stats: dict[str, Tensor] = field(default_factory=dict)
     log_sums: Tensor | None = None

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from manymax.engine import native
-from manymax.engine.blocks import Dense, Mixed, Sparse
+from manymax.engine.blocks import Dense, Listed, Mixed, Sparse
 from manymax.engine.half import WIDENED, product, widened
 from manymax.engine.row_sparse import row_sparse, rows_of_table
 from manymax.engine.scoring import Scoring
@@ -65,8 +65,11 @@ class Gradients:
         """The number of columns of a table that are classes; those beyond are padding."""
         return self.vectors.shape[0]
 
-    def add(self, start: int, part: Dense | Sparse | Mixed, capped: Tensor | None = None) -> None:
+    def add(self, start: int, part: Dense | Sparse | Mixed | Listed, capped: Tensor | None = None) -> None:
         """Add a part of the gradient of the block that begins at row `start`; `capped` as in `Scoring.chain`."""
+        if isinstance(part, Listed):
+            self._add_listed(start, part)
+            return
         transform = native.PLAIN
         if not self.scoring.plain:
             whole = isinstance(part, Mixed) or (isinstance(part, Dense) and part.rows is None)
@@ -83,6 +86,18 @@ class Gradients:
             self._add_dense(start, part, transform)
         else:
             self._add_sparse(start, part)
+
+    def _add_listed(self, start: int, part: Listed) -> None:
+        """Add what a Triton kernel has left, taken through a soft cap already; the host does not ask what it is."""
+        from manymax.engine.triton_entries import add_listed
+
+        rows = slice(start, start + len(part.count))
+        if self.wants[1]:
+            self._make_grad_vectors()
+        of_queries = None if self.grad_input is None else self.grad_input[rows]
+        given = self.input[rows], self.matmul_vectors, self.scoring.scale
+        wanted = of_queries, self.grad_vectors if self.wants[1] else None, self.grad_bias
+        add_listed(part, *given, *wanted, self._product_dtype)
 
     def _add_sparse(self, start: int, part: Sparse) -> None:
         """Add entries: they are collected, and summed together later."""
@@ -137,8 +152,7 @@ class Gradients:
             self._add_in_one_pass(rows, part.table, part.coefficient, transform)
             return
         # Under matmul="bf16" the two products below run in bfloat16 too; otherwise this is a view and no copy.
-        dtype = self.input.dtype if self._widens else self.matmul_vectors.dtype
-        table = part.table[:, : self.num_classes].to(dtype)
+        table = part.table[:, : self.num_classes].to(self._product_dtype)
         if self.grad_input is not None:
             # Assigned, which saves reading what is 0 so far: a row is in one dense part at most, and sparse entries of
             # the same rows come after it (see BlockResult).
@@ -160,6 +174,11 @@ class Gradients:
     def _widens(self) -> bool:
         """Whether class vectors in half precision are multiplied in the precision of the queries."""
         return self.matmul_vectors is self.vectors and self.vectors.dtype != self.input.dtype
+
+    @property
+    def _product_dtype(self) -> torch.dtype:
+        """The dtype of the operands of products with a dense table."""
+        return self.input.dtype if self._widens else self.matmul_vectors.dtype
 
     def _product(self, table: Tensor) -> Tensor:
         """table (n, C) @ class vectors, (n, d)."""

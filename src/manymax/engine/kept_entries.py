@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from manymax.engine import native
-from manymax.engine.blocks import Dense, Mixed, Sparse
+from manymax.engine.blocks import Dense, Listed, Mixed, Sparse
 from manymax.engine.gradients import Gradients
 
 
@@ -16,8 +16,12 @@ from manymax.engine.gradients import Gradients
 class KeptEntries(Gradients):
     """Keeps every entry of the gradient in the scores instead of adding them up: 12 bytes each."""
 
-    def add(self, start: int, part: Dense | Sparse | Mixed, capped: Tensor | None = None) -> None:
+    def add(self, start: int, part: Dense | Sparse | Mixed | Listed, capped: Tensor | None = None) -> None:
         """Keep a part of the gradient of the block that begins at row `start`; `capped` as in `Scoring.chain`."""
+        if isinstance(part, Listed):
+            for each in part.apart():
+                self.add(start, each)
+            return
         if not self.scoring.plain:
             part = self.scoring.chain(part, capped)
         for each in self._listed(part):

@@ -122,6 +122,18 @@ class RowTarget:
         smoothing_part = spread.double() - self.class_weight.sum(dtype=torch.float64) * offset.squeeze(1).double()
         return self.share * smoothing_part.to(self.share.dtype)
 
+    def amounts(self, weights: Tensor, picked: Tensor | None, softcap: float | None) -> Tensor:
+        """What a gradient taken through a soft cap loses at the listed classes, (n, P): weight x slope of the cap.
+
+        Args:
+            weights: (n, P) of the listed classes.
+            picked: (n, P) their scores; None where there is nothing to multiply with.
+            softcap: the cap of the scores, or None.
+        """
+        if self.ids is None or picked is None or softcap is None:
+            return weights
+        return (weights * torch.where(weights != 0, 1 - (picked / softcap).square(), 0)).contiguous()
+
     def subtract_(self, table: Tensor, factor: Tensor | None = None, divisor: Tensor | None = None) -> None:
         """table -= t / total x factor / divisor, in place.
 

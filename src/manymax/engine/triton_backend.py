@@ -26,6 +26,9 @@ BACKEND = "triton"  # its name among the back ends
 # on the length of a row, which is a run-time argument: a kernel is compiled once for all of them.
 BLOCK = 512
 WARPS = 4
+# Of a thread on NVIDIA at most: three programs find room on a multiprocessor. Without a number the assembler aims at
+# more of them, and puts numbers that every class of a row needs into slow memory.
+REGISTERS = 168
 # Positives that are looked at together; rows with more take several turns.
 POSITIVES = 16
 # A row whose gradient has one class in SPARSE, or fewer, may be kept as entries. An entry costs a whole class vector
@@ -80,6 +83,11 @@ def plain(values: Tensor | None, like: Tensor) -> Tensor:
     return like if values is None else values.to(like.dtype).contiguous()
 
 
+def compiled_with(nvidia: bool) -> dict[str, int]:
+    """What the compiler is told about every kernel."""
+    return {"num_warps": WARPS, "maxnreg": REGISTERS} if nvidia else {"num_warps": WARPS}
+
+
 def launch(kernel: Any, programs: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
     """Run a kernel, one program for each place of a grid."""
     if 0 in programs:
@@ -88,6 +96,6 @@ def launch(kernel: Any, programs: tuple[int, ...], *arguments: Any, **constants:
     if device.type == "cuda":
         # Triton launches on the current device, which need not be that of the tensors.
         with torch.cuda.device(device):
-            kernel[programs](*arguments, num_warps=WARPS, **constants)
+            kernel[programs](*arguments, **compiled_with(torch.version.hip is None), **constants)
         return
     kernel[programs](*arguments, **constants)

@@ -103,7 +103,8 @@ def _results(kernel: Kernel, like: Tensor, backend: str) -> list[Tensor]:
     ids = torch.arange(2 * CHECKED_ROWS, device=like.device).reshape(CHECKED_ROWS, 2) * 5
     weights = torch.ones_like(ids, dtype=like.dtype)
     weights[1, 1] = 0  # padding
-    coefficient = torch.full_like(weights[:, 0], 0.5)
+    # Never 1 over the total: then a factor that is forgotten would not show.
+    coefficient = 0.3 + 0.1 * torch.arange(CHECKED_ROWS, device=like.device).to(like.dtype)
     target = RowTarget(ids, weights, None, None, weights.sum(1), coefficient)
     keywords = Keywords(options=HeadOptions(backend=backend))
     shards, wants = Shards((CHECKED_CLASSES,)), (True, True, True)

@@ -10,6 +10,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+# Below this the series of 1 - exp(-y) is taken; the terms that are left out are 3e-12 of it at most.
+SMALL = tl.constexpr(0.05)
+
 
 @triton.jit
 def row_of(table, row, stride):
@@ -44,6 +47,13 @@ def log1p(y):
     moved = u - 1
     small = moved == 0
     return tl.where(small, y, tl.log(tl.where(u > 0, u, 1.0)) * (y / tl.where(small, 1.0, moved)))
+
+
+@triton.jit
+def one_minus_exp(y):
+    """1 - exp(-y) with the digits of a small y."""
+    series = y * (1 - y / 2 * (1 - y / 3 * (1 - y / 4 * (1 - y / 5 * (1 - y / 6)))))
+    return tl.where(tl.abs(y) < SMALL, series, 1 - tl.exp(-y))
 
 
 @triton.jit

@@ -41,7 +41,7 @@ def bsl_kernel(tau: float = 1.0) -> Kernel:
         tensor(0.4183)
     """
     # Here, because the modules of softmax need those of another member first, which are imported after this one.
-    from manymax.members.softmax.kernel import TRITON, block_softmax, compared_rows, in_one_pass
+    from manymax.members.softmax.kernel import block_softmax, compared_rows, in_one_pass
 
     def blend(losses: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
         return soft_minimum(losses, counts, tau)
@@ -62,7 +62,7 @@ def bsl_kernel(tau: float = 1.0) -> Kernel:
         result.losses = (target.total * (result.losses + rest)).to(result.losses.dtype)
         return result
 
-    return Kernel(run, undoes_cap=in_one_pass, triton=TRITON)
+    return Kernel(run, undoes_cap=in_one_pass, triton="bsl")
 
 
 def _positive_scores(block: Block) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from manymax.engine import native, native_library
-from manymax.engine.blocks import Block, BlockResult, Dense, Kernel, Sparse, merged, native_rows
+from manymax.engine.blocks import Block, BlockResult, Dense, Kernel, Sparse, merged, native_rows, triton_rows
 from manymax.engine.cost import (
     DOUBLE,
     MARKED,
@@ -42,6 +42,7 @@ from manymax.members.entmax.loss import omega
 from manymax.members.entmax.statistics import add_statistics, statistics, wanted_sums
 from manymax.members.entmax.unseen import unseen_rows
 from manymax.members.softmax.kernel import COST as SOFTMAX_COST
+from manymax.members.softmax.kernel import TRITON as SOFTMAX_TRITON
 from manymax.members.softmax.kernel import block_softmax, in_one_pass
 from manymax.ops import levels, simplex
 from manymax.ops.checks import check_finite, visible
@@ -92,14 +93,28 @@ def entmax_kernel(alpha: float | Tensor = 1.5) -> Kernel:
         raise ArgumentError("a head has no gradient in `alpha` at alpha = 1; use `entmax_loss` or start above 1.")
     # At alpha = 1 the support is every class and there is no level to search for: softmax has its own kernel.
     run = block_softmax if number == 1 else block_entmax(number, learned)
-    undoes_cap = in_one_pass if number == 1 else native_rows
+    undoes_cap = in_one_pass if number == 1 else row_by_row
 
     # The normalised form of the loss adds Omega(t). The engine passes `setting` only where alpha is learned.
     def omega_at(probs: Tensor, setting: float | Tensor = alpha) -> Tensor:
         return omega(probs, setting)
 
     rule_out = None if number == 1 else rule_out_below(number)
-    return Kernel(run, alpha_tensor if learned else None, omega=omega_at, undoes_cap=undoes_cap, rule_out=rule_out)
+    triton = SOFTMAX_TRITON if number == 1 else _triton_name(number)
+    setting = alpha_tensor if learned else None
+    return Kernel(run, setting, omega_at, undoes_cap=undoes_cap, rule_out=rule_out, triton=triton)
+
+
+def _triton_name(alpha: float) -> str:
+    """The name of the Triton kernel of an alpha: one for each kind of power, because a learned alpha moves."""
+    if alpha in (1.5, 2.0):
+        return f"entmax at alpha = {alpha:g}"
+    return f"entmax {'below' if levels.level_is_v(alpha - 1) else 'from'} alpha = {1 + levels.V_BELOW}"
+
+
+def row_by_row(block: Block) -> bool:
+    """Whether kernel.cpp or kernel_triton.py solves the rows of a block, over classes of this process alone."""
+    return native_rows(block) or triton_rows(block)
 
 
 def block_entmax(alpha: float, wants_alpha: bool = False) -> Callable[[Block], BlockResult]:
@@ -120,6 +135,10 @@ def block_entmax(alpha: float, wants_alpha: bool = False) -> Callable[[Block], B
         nonlocal dense_before
         if block.filtered is not None:
             return _native_rows(block, block.filtered.positives, alpha, wants_alpha)
+        if triton_rows(block):
+            from manymax.members.entmax.kernel_triton import block_entmax_triton
+
+            return block_entmax_triton(block, alpha, wants_alpha)
         # Before anything is overwritten; for float rows `pick` is a view of the scores, hence the copy.
         positive_scores = block.target.pick(block.scores).clone()
         if block.level is not None:

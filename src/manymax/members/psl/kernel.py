@@ -46,7 +46,8 @@ def psl_kernel(activation: str = "relu", tau: float = 0.1) -> Kernel:
         tensor(0.9410)
     """
     power = _Power(activation, tau)
-    return Kernel(lambda block: _run(block, power))
+    # The language of Triton has no arcus tangent.
+    return Kernel(lambda block: _run(block, power), triton="" if activation == "atan" else f"psl, {activation}")
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def _run(block: Block, power: _Power) -> BlockResult:
     positives = take_positives_(block)
     positive = positives.weights != 0
     labels = torch.where(positive, positives.scores, torch.inf).to(dtype)
-    top, here = (_sums_in_torch if block.level is None else _sums_in_native)(block, labels, power)
+    top, here = _sums(block, labels, power)
     # A nan on one rank reaches all of them, so that all raise and none waits for the others.
     width = labels.shape[1]
     maximum, reference = ranks.maximum(torch.cat([top, here.reference], 1)).split([1, width], 1)
@@ -131,10 +132,11 @@ def _run(block: Block, power: _Power) -> BlockResult:
         own += moved
         own[:, p] -= moved.sum(1)
     shares = (rate * _exp_of_difference(here.reference, log_sums)).to(dtype)
-    if width > 1:
+    written = width == 1 and not block.triton
+    if not written:
         _write_gradient(block, labels, here.reference, shares, power)
     # The shares of several positives are in the table already.
-    result.parts = [Dense(block.scores, shares[:, 0] if width == 1 else torch.ones_like(shares[:, 0]))]
+    result.parts = [Dense(block.scores, shares[:, 0] if written else torch.ones_like(shares[:, 0]))]
     result.parts.append(positives.entries(own.to(dtype)))
     return result
 
@@ -166,6 +168,17 @@ class _Among:
     def gradient(self, log_sum: Tensor) -> Tensor:
         """h r / H at all positives, (n, P), from log H (n, 1)."""
         return _exp_of_difference(self.log_h, log_sum) * self.slope
+
+
+def _sums(block: Block, labels: Tensor, power: _Power) -> tuple[Tensor, _Sums]:
+    """The largest score of each row, (n, 1), and the sums for its positives, by the back end that serves."""
+    if block.triton:
+        from manymax.members.psl.kernel_triton import sums_triton
+
+        how = power.tau, power.activation == "tanh"
+        top, *sums = sums_triton(block.scores, block.num_classes, labels, *how)
+        return top, _Sums(*sums)
+    return (_sums_in_torch if block.level is None else _sums_in_native)(block, labels, power)
 
 
 def _sums_in_torch(block: Block, labels: Tensor, power: _Power) -> tuple[Tensor, _Sums]:
@@ -206,6 +219,12 @@ def _sums_in_native(block: Block, labels: Tensor, power: _Power) -> tuple[Tensor
 def _write_gradient(block: Block, labels: Tensor, reference: Tensor, shares: Tensor, power: _Power) -> None:
     """sum_p shares_p h r in place of the scores, with h relative to the references, (n, P) each."""
     scores = block.scores
+    if block.triton:
+        from manymax.members.psl.kernel_triton import write_gradient_triton
+
+        how = power.tau, power.activation == "tanh"
+        write_gradient_triton(scores, block.num_classes, labels, reference, shares, *how)
+        return
     reference = torch.where(reference > -torch.inf, reference, 0).to(scores.dtype)
     if block.level is not None:
         table = scores, *scores.shape, block.num_classes

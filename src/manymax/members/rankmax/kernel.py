@@ -15,13 +15,24 @@ import torch
 from torch import Tensor
 
 from manymax.engine import native, native_library
-from manymax.engine.blocks import Block, BlockResult, Dense, Kernel, Sparse, merged, native_rows, piece_size
+from manymax.engine.blocks import (
+    Block,
+    BlockResult,
+    Dense,
+    Kernel,
+    Sparse,
+    merged,
+    native_rows,
+    piece_size,
+    triton_rows,
+)
 from manymax.engine.cost import DOUBLE, MARKED, EntryCost, NativeCost, Work, exact_cost, exact_traffic
 from manymax.engine.positives import listed_places
 from manymax.engine.ranks import Ranks
 from manymax.engine.row_target import RowTarget
 from manymax.errors import ArgumentError
 from manymax.members.rankmax.best import BestOfRows, take_best_
+from manymax.members.rankmax.cut_sums import sums_by_buckets_, sums_by_passes_
 from manymax.members.rankmax.saturation import log_scale, saturation
 from manymax.ops import simplex
 from manymax.ops.checks import check_finite, visible
@@ -55,9 +66,14 @@ def rankmax_kernel(k: int = 1) -> Kernel:
         tensor(0.9163)
     """
     if k == 1:
-        return Kernel(lambda block: _run(block, block_rankmax), undoes_cap=native_rows)
+        return Kernel(lambda block: _run(block, block_rankmax), undoes_cap=_row_by_row, triton="rankmax")
     # With k > 1 the sums come before what follows from them, as on several ranks.
     return Kernel(lambda block: _run(block, partial(_rows_by_sums, k=k)))
+
+
+def _row_by_row(block: Block) -> bool:
+    """Whether kernel.cpp or kernel_triton.py solves the rows of a block, over classes of this process alone."""
+    return native_rows(block) or triton_rows(block)
 
 
 def _run(block: Block, rows_of: Callable[[Block], BlockResult]) -> BlockResult:
@@ -75,6 +91,10 @@ def block_rankmax(block: Block) -> BlockResult:
     target, scores = block.target, block.scores
     target, labels = _sorted_positives(target, target.pick(scores))
     block = replace(block, target=target)
+    if block.triton:
+        from manymax.members.rankmax.kernel_triton import block_rankmax_triton
+
+        return block_rankmax_triton(block, target, labels)
     if not visible(scores):
         return _unseen_rows(block, labels)
     masked = bool((labels == -torch.inf).any())
@@ -163,7 +183,7 @@ def _to_gradient_(scores: Tensor, target: RowTarget, labels: Tensor) -> tuple[Te
     own = None if factors is None else torch.zeros_like(labels)
     for rows, most in _pieces(labels, scores):
         part, part_labels = scores[rows], labels[rows, :most]
-        sums_of = _sums_by_passes_ if most <= MOST_PASSES else _sums_by_buckets_
+        sums_of = sums_by_passes_ if most <= MOST_PASSES else sums_by_buckets_
         sums, own_part = sums_of(part, part_labels, None if factors is None else factors[rows, :most])
         losses[rows] = (weights[rows, :most] * sums.log()).sum(1)
         if own is not None and own_part is not None:
@@ -187,67 +207,6 @@ def _pieces(labels: Tensor, scores: Tensor) -> list[tuple[slice | Tensor, int]]:
         return [(rows, int(count[0])) for rows in row_blocks(len(labels), classes, size)]
     parts = count.argsort(stable=True).split(max(1, size // max(1, classes)))
     return [(rows, int(count[rows[-1]])) for rows in parts]
-
-
-def _sums_by_passes_(scores: Tensor, labels: Tensor, factors: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """S_p and -a_p m_p, (n, P) each, with a pass over the scores for each positive; the gradient overwrites them.
-
-    `factors` (n, P) are coefficient weight_p; without them no gradient is wanted, and the scores may be lost.
-    """
-    # A single positive, the usual case, needs no second table: its violations overwrite the scores.
-    single = labels.shape[1] == 1
-    scratch, table = (scores, scores) if single else (torch.empty_like(scores), torch.zeros_like(scores))
-    sums, sizes = [], []
-    for p, label in enumerate(labels.split(1, 1)):
-        # The difference comes first: s_p - 1 would be rounded to s_p where scores are large. A masked class (-inf) and
-        # every class of a missing positive (+inf) have the violation 0.
-        violation = torch.sub(scores, label, out=scratch).add_(1).clamp_(min=0)
-        # The positive itself adds exactly 1. A missing one has the sum 0: with 1 in its place its loss is log 1 = 0.
-        sums.append(violation.sum(1, keepdim=True).clamp_(min=1))
-        if factors is not None:
-            share = factors[:, p : p + 1] / sums[-1]
-            # The violators are counted by a sum of signs, because counting a bool table takes four times as long.
-            sizes.append(violation.sign_().sum(1, keepdim=True))
-            violation.mul_(share) if single else table.addcmul_(violation, share)
-    total = torch.cat(sums, 1)
-    if factors is None:
-        return total, None
-    if not single:
-        scores.copy_(table)
-    return total, -factors / total * torch.cat(sizes, 1)
-
-
-def _sums_by_buckets_(scores: Tensor, labels: Tensor, factors: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """What `_sums_by_passes_` returns, in one pass for all positives.
-
-    The sorted cuts s_p - 1 divide the scores into buckets, and a sum over what is above a cut is a sum over buckets.
-    """
-    maximum = scores.amax(1, keepdim=True).double()
-    # In float64, because S_p is the difference of two large numbers: the sum of all d above the cut, and the cut times
-    # their number.
-    d, (cuts, permutation) = scores.double() - maximum, (labels.double() - maximum - 1).sort(1)
-    # How many cuts are strictly below: a class that sits on a cut is outside. A masked class falls into bucket 0, which
-    # is above no cut and in no sum.
-    bucket = torch.searchsorted(cuts, d)
-    empty = d.new_zeros(len(d), cuts.shape[1] + 1)
-    sizes = _sums_above(empty.scatter_add(1, bucket, d.new_ones(()).expand_as(d)))
-    # Cuts are at most -1, but for that of a missing positive, +inf, and 0 times inf would be nan.
-    sums = _sums_above(empty.scatter_add(1, bucket, d)) - sizes * cuts.clamp(max=0)
-    sums.clamp_(min=1)
-    inverse = permutation.argsort(1)
-    if factors is None:
-        return sums.gather(1, inverse).to(scores.dtype), None
-    shares = factors.double().gather(1, permutation) / sums
-    # A class in bucket b violates the first b positives: its gradient is the sum of their shares.
-    running = torch.nn.functional.pad(shares.cumsum(1), (1, 0)).to(scores.dtype)
-    torch.gather(running, 1, bucket, out=scores)
-    own = -shares * sizes
-    return sums.gather(1, inverse).to(scores.dtype), own.gather(1, inverse).to(scores.dtype)
-
-
-def _sums_above(buckets: Tensor) -> Tensor:
-    """(n, P): for each cut the sum over the buckets above it, from (n, P + 1)."""
-    return buckets[:, 1:].flip(1).cumsum(1).flip(1)
 
 
 # Several ranks, and k > 1 -------------------------------------------------------------------------

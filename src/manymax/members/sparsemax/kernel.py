@@ -1,8 +1,8 @@
 """Sparsemax of a block of scores: entmax at alpha = 2."""
 
-from manymax.engine.blocks import Kernel, native_rows
+from manymax.engine.blocks import Kernel
 from manymax.members.entmax.filter import rule_out_below
-from manymax.members.entmax.kernel import block_entmax
+from manymax.members.entmax.kernel import block_entmax, row_by_row
 from manymax.members.sparsemax.loss import omega
 
 
@@ -21,4 +21,5 @@ def sparsemax_kernel() -> Kernel:
     # Entmax at alpha = 2 takes the branches without powers (p = u, and the slope of sum p is the size of the support),
     # here and in kernel.cpp, so that a kernel of its own would save nothing. Only Omega is sparsemax's: that of entmax
     # is the same number, computed through logarithms.
-    return Kernel(block_entmax(2.0), omega=omega, undoes_cap=native_rows, rule_out=rule_out_below(2.0))
+    rule_out = rule_out_below(2.0)
+    return Kernel(block_entmax(2.0), omega=omega, undoes_cap=row_by_row, rule_out=rule_out, triton="sparsemax")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from manymax.engine.blocks import Block, BlockResult, Dense, Kernel, Mixed, Sparse, piece_size, triton_rows
+from manymax.engine.blocks import Block, BlockResult, Dense, Kernel, Listed, Mixed, Sparse, piece_size, triton_rows
 from manymax.engine.cost import DOUBLE, MARKED, EntryCost, Work, exact_cost
 from manymax.engine.list_bound import list_traffic
 from manymax.members.softmax.kernel import block_softmax
@@ -80,7 +80,7 @@ def _to_log_h_(scores: Tensor, bound: Tensor, tau: float, slopes: Tensor | None)
     return torch.div(logsigmoid(scores.sub_(bound)), tau, out=scores)
 
 
-def _times_slopes(part: Dense | Sparse | Mixed, slopes: Tensor) -> Dense | Sparse | Mixed:
+def _times_slopes(part: Dense | Sparse | Mixed | Listed, slopes: Tensor) -> Dense | Sparse | Mixed | Listed:
     """A part of the gradient in log h as one in the scores; a table is changed in place."""
     if isinstance(part, Sparse):
         return replace(part, values=part.values * slopes[part.rows, part.classes])
