@@ -27,7 +27,7 @@ from manymax.heads.gpu_report import Step, TimeReport, ValueReport, compare_valu
 # What is compared in the interpreter: enough for each way through a kernel, and a minute or two of one core.
 INTERPRETED: dict[str, Any] = {"rows": 3, "sizes": (130,), "dtypes": (torch.float32,)}
 ON_DEVICE: dict[str, Any] = {"rows": 96, "sizes": (1, 130, 5003), "dtypes": (torch.float32, torch.bfloat16)}
-DTYPES = (torch.float32, torch.bfloat16)
+TIMED_DTYPES = (torch.float32, torch.bfloat16)
 
 
 def gpu_check(
@@ -54,7 +54,7 @@ def gpu_check(
     values = list(compare_values(device, **ON_DEVICE))
     _print_values(values)
     size = device, rows, classes, features
-    times = [*time_steps(*size, DTYPES), *_peers(*size)]
+    times = [*time_steps(*size, TIMED_DTYPES), *_peers(*size)]
     _print_times(times, f"{rows} rows, {classes:,} classes, {features} features; forward and backward")
     _write(json, values, times, {"rows": rows, "classes": classes, "features": features})
     raise typer.Exit(FAILED if _failed(values) else 0)
@@ -131,7 +131,7 @@ def _print_times(times: list[TimeReport], size: str) -> None:
 def _peers(device: torch.device, rows: int, classes: int, features: int) -> Iterator[TimeReport]:
     """Times of other packages' heads, of those that are installed."""
     for way, step in _other_heads().items():
-        for dtype in DTYPES:
+        for dtype in TIMED_DTYPES:
             yield time_of("heads of other packages", way, step, device, rows, classes, features, dtype)
 
 

@@ -14,10 +14,10 @@ from manymax.engine.triton_rows import gather_above, load_scores, log1p, one_min
 
 # Kinds of power: p = u, p = u^2, any other, and any other with the level kept as v.
 LINEAR, SQUARE, POWER, LOG_POWER = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
-MOST_STEPS = tl.constexpr(60)  # about 6 are taken; no loop may run forever, whatever the scores are
+STEP_LIMIT = tl.constexpr(60)  # about 6 are taken; no loop may run forever, whatever the scores are
 BOUND_STEPS = tl.constexpr(8)  # over the maxima of the lanes, which are in registers
-SAMPLED = tl.constexpr(16)  # one block in so many is a sample
-SLACK = tl.constexpr(1e-5)  # by how much a cut is lowered for the rounding of the level: no class gets lost
+BLOCKS_PER_SAMPLE = tl.constexpr(16)  # one block in so many is a sample
+CUT_SLACK = tl.constexpr(1e-5)  # by how much a cut is lowered for the rounding of the level: no class gets lost
 SMALLEST = tl.constexpr(1e-30)  # a base of which every power counts as 0
 
 
@@ -62,7 +62,7 @@ def unit_of(level, KIND: tl.constexpr):
 @triton.jit
 def cut_of(level, inverse, KIND: tl.constexpr):
     """Classes with p > 0 at a level, or at one that is slightly higher, have d above this."""
-    higher = level + SLACK * unit_of(level, KIND)
+    higher = level + CUT_SLACK * unit_of(level, KIND)
     return -inverse - higher if KIND == LOG_POWER else -inverse * higher
 
 
@@ -105,7 +105,7 @@ def search(
     change = tl.full([], float("inf"), start.dtype)
     support = 0
     steps = 0
-    while (change > tolerance) & (steps < MOST_STEPS):  # ends for nan
+    while (change > tolerance) & (steps < STEP_LIMIT):  # ends for nan
         total, slope, support = sums_at(numbers, size, step, top, level, beta, inverse, KIND, BLOCK)
         total /= mass
         above = total >= 1
@@ -140,14 +140,14 @@ def bound_of(row, classes, beta, inverse, KIND: tl.constexpr, BLOCK: tl.constexp
         _, p, a = power_terms(tops - maximum, level, beta, inverse, KIND)
         level -= tl.maximum(newton_step(tl.sum(p, 0), tl.sum(a, 0), beta, inverse, KIND), 0.0)
     # Rounding must not take the bound below the level.
-    return maximum, tl.minimum(level + SLACK * unit_of(level, KIND), highest_level(maximum, KIND))
+    return maximum, tl.minimum(level + CUT_SLACK * unit_of(level, KIND), highest_level(maximum, KIND))
 
 
 @triton.jit
 def sample_size(classes, BLOCK: tl.constexpr):
     """How many classes a sample has."""
-    last = (tl.cdiv(classes, SAMPLED * BLOCK) - 1) * SAMPLED
-    return last // SAMPLED * BLOCK + tl.minimum(BLOCK, classes - last * BLOCK)
+    last = (tl.cdiv(classes, BLOCKS_PER_SAMPLE * BLOCK) - 1) * BLOCKS_PER_SAMPLE
+    return last // BLOCKS_PER_SAMPLE * BLOCK + tl.minimum(BLOCK, classes - last * BLOCK)
 
 
 @triton.jit
@@ -169,7 +169,7 @@ def level_of_row(
     low = lowest_level(maximum, classes, beta, inverse, KIND)
     portion = tl.full([], sample_size(classes, BLOCK), maximum.dtype) / classes
     level, inside = search(
-        row, classes, SAMPLED * BLOCK, portion, maximum, bound, low, bound, 0.1, beta, inverse, KIND, BLOCK
+        row, classes, BLOCKS_PER_SAMPLE * BLOCK, portion, maximum, bound, low, bound, 0.1, beta, inverse, KIND, BLOCK
     )
     size = capacity + 1
     if inside <= 2 * capacity * portion:

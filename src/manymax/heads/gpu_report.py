@@ -22,7 +22,7 @@ from manymax.members import FAMILY
 
 # By how much values and gradients may differ from float64 at the same numbers, relative to the largest number of a
 # tensor. Gradients of half precision are rounded to it, once.
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-9}
+DEVICE_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-9}
 TF32 = 2e-3  # where products are allowed to round their operands to TF32
 WARM_UP, REPEATS = 3, 15
 
@@ -93,7 +93,7 @@ def compare_values(
                 for dtype in dtypes:
                     found = member.name, setting, case, str(dtype).removeprefix("torch."), classes
                     tf32 = device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
-                    tolerance = max(TOLERANCE[dtype], TF32 if tf32 else 0.0)
+                    tolerance = max(DEVICE_TOLERANCE[dtype], TF32 if tf32 else 0.0)
                     try:
                         difference = _difference(member, setting, keywords, device, rows, classes, dtype)
                     except (ManymaxError, RuntimeError) as error:

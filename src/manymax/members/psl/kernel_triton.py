@@ -17,7 +17,7 @@ from manymax.engine import triton_backend
 from manymax.engine.triton_backend import launch
 from manymax.engine.triton_rows import load_scores, log1p, row_of
 
-TILE = 1024  # terms that a program holds at a time, of some classes and some positives
+TERMS_HELD = 1024  # terms that a program holds at a time, of some classes and some positives
 LOG_2 = tl.constexpr(0.6931471805599453)
 
 
@@ -167,4 +167,4 @@ def write_gradient_triton(
 def _tile(positives: int) -> tuple[int, int]:
     """How many classes and positives a program looks at together."""
     lanes = 1 if positives == 1 else triton_backend.POSITIVES
-    return min(triton_backend.BLOCK, TILE // lanes), lanes
+    return min(triton_backend.BLOCK, TERMS_HELD // lanes), lanes

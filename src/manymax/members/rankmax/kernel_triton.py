@@ -30,7 +30,7 @@ from manymax.engine.triton_rows import (
 from manymax.errors import ArgumentError
 from manymax.ops.checks import check_finite, visible
 
-TILE = 2048  # violations that a program holds at a time, of some classes and some positives
+VIOLATIONS_HELD = 2048  # violations that a program holds at a time, of some classes and some positives
 
 
 @triton.jit
@@ -193,7 +193,7 @@ def block_rankmax_triton(block: Block, target: RowTarget, labels: Tensor) -> Blo
         CAP=softcap is not None,
         GRADIENT=target.coefficient is not None,
         BLOCK=triton_backend.BLOCK,
-        SOME=min(triton_backend.BLOCK, TILE // lanes),
+        SOME=min(triton_backend.BLOCK, VIOLATIONS_HELD // lanes),
         LANES=lanes,
     )
     # A row of nan or without a live class is reported as such, before a masked positive that may follow from it.
