@@ -1,7 +1,10 @@
-"""Triton's interpreter in bearable time."""
+"""For machines without a GPU: Triton's interpreter in bearable time, and plain torch on the way that it takes there."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -24,3 +27,19 @@ def patch_once() -> None:
         return function.rewrite()(*arguments, **constants)
 
     interpreter.InterpretedFunction.__call__ = call
+
+
+@contextmanager
+def as_on_a_device() -> Iterator[None]:
+    """Have plain torch go the way that it goes on a GPU, where no value may be looked at."""
+    homes = [
+        module for name, module in sys.modules.items() if name.startswith("manymax.") and hasattr(module, "visible")
+    ]
+    real = homes[0].visible
+    for module in homes:
+        module.visible = lambda *tensors: False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for module in homes:
+            module.visible = real  # type: ignore[attr-defined]
