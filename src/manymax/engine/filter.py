@@ -30,9 +30,9 @@ FEWEST_CLASSES, LONGEST = 1024, 1024
 TOGETHER = 64  # classes whose integers lie together: CLASSES in quantised.h
 # Bytes of integers for each score of a block, at most: half of its memory. Small blocks are there to take little of it.
 MOST_BYTES = 2
-# One class in so many may be left in most rows: to score one again takes the time of about 15 in a product. A single
+# One class in so many may be left in most rows: to keep and score one takes the time of tens in a product. A single
 # row may have more, up to one class in MOST, which is still less than reading all class vectors for it.
-FEW, MOST = 32, 4
+FEW, MOST = 128, 4
 MOST_WIDE = 4  # with more than one row in so many that has more, the block is scored whole, and all blocks after it
 TRIED_ROWS = 48  # rows of the first block that are tried first
 FEW_ROWS = 16  # rows that are scored whole at a time, in memory of their own
