@@ -57,6 +57,11 @@ def _text(node: ast.AST, text: str) -> str:
     return ast.get_source_segment(text, node) or ""
 
 
+def _without_effect(node: ast.AST) -> bool:
+    """Whether a node computes nothing: texts and errors, and the check of `zip` that lists are equally long."""
+    return isinstance(node, NOT_COMPUTED) or (isinstance(node, ast.keyword) and node.arg == "strict")
+
+
 def _computed(tree: ast.Module) -> Iterator[ast.AST]:
     """The nodes of a file that compute something."""
     waiting: list[ast.AST] = [tree]
