@@ -29,8 +29,9 @@ class DNSSampler(Sampler):
 
     `shared=True` keeps the k best of M shared candidates, by their mean scores over the rows.
 
-    Scores that are computed in another order, as on several ranks, differ by rounding. Two candidates that are as near to
-    each other then change places, and the weights of long runs in float32 drift apart by per cents; in float64 they agree.
+    Scores that are computed in another order, as on several ranks, differ by rounding. Two candidates that are as near
+    to each other then change places, and the weights of long runs in float32 drift apart by per cents; in float64 they
+    agree.
 
     Args:
         num_classes: C >= 1.

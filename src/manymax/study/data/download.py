@@ -5,7 +5,8 @@ A process that is killed leaves these two, and the next download appends to the 
 bytes have arrived and the checksum is right.
 
 A server may lie, and other users of the machine may write to the folder: no redirect leads to a local file, no body is
-longer than `LARGEST_DOWNLOAD`, no link is followed when a part is written, and one process downloads into a folder at a time.
+longer than `LARGEST_DOWNLOAD`, no link is followed when a part is written, and one process downloads into a folder at a
+time.
 """
 
 from __future__ import annotations
@@ -149,8 +150,8 @@ def _write(response: Any, partial: Path, have: int, progress: Progress) -> None:
             if done > LARGEST_DOWNLOAD:
                 _remove_part(partial)
                 raise DownloadError(
-                    f"{response.url}: the server sends more than {LARGEST_DOWNLOAD:,} bytes, which no data set here has;"
-                    " nothing was kept."
+                    f"{response.url}: the server sends more than {LARGEST_DOWNLOAD:,} bytes, which no data set here"
+                    " has; nothing was kept."
                 )
             stream.write(chunk)
             progress(partial.stem, done, total)
