@@ -15,7 +15,7 @@ import types
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -182,6 +182,7 @@ def refuse(case: Case) -> None:
     raise AssertionError("rows that do not sum to 1 were taken")
 
 
+@cache
 def databases() -> tuple[list[Any], list[Any]]:
     """torch's operators and modules with their cases."""
     # They import a package for tests of printed text, of which no case here makes use.
