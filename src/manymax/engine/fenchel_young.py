@@ -32,7 +32,7 @@ from manymax.engine.target import (
     read_target,
     row_losses,
 )
-from manymax.errors import ArgumentTypeError
+from manymax.errors import ArgumentError, ArgumentTypeError
 from manymax.ops.arguments import checked
 from manymax.ops.checks import check_finite, check_scores, learned, working
 from manymax.ops.forward_mode import differentiable
@@ -160,6 +160,10 @@ class FenchelYoung:
     @checked
     def gradient(self, scores: Tensor, target: Tensor) -> Tensor:
         """The gradient map(s) - t of the loss in the scores, for rows t on the simplex, (..., C) each."""
+        if target.shape != scores.shape:
+            raise ArgumentError(
+                f"`target` must have the shape {tuple(scores.shape)} of `scores`; got {tuple(target.shape)}."
+            )
         return self.map(scores) - target
 
     @checked

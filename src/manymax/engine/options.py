@@ -68,7 +68,7 @@ class HeadOptions:
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ArgumentError(f"`options.{name}` must be an integer of at least 1; got {value!r}.")
         check_choice("options.backend", self.backend, BACKENDS)
-        if self.compiled not in (None, True, False):
+        if self.compiled is not None and not isinstance(self.compiled, bool):
             raise ArgumentTypeError(f"`options.compiled` must be True, False or None; got {self.compiled!r}.")
 
     @property

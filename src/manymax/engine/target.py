@@ -131,6 +131,8 @@ def read_target(
     if isinstance(target, Target):
         return _read_grouped(form, target, _read_weight(form, weight, multilabel), multilabel)
     ignored = -100 if ignore_index is None else ignore_index  # torch's linear_cross_entropy takes None too
+    if not isinstance(ignored, int):
+        raise ArgumentTypeError(f"`ignore_index` must be an integer or None; got {type(ignored).__name__}.")
     if isinstance(target, SoftTarget):
         return _read_soft(form, target, _read_weight(form, weight, multilabel), ignored)
     if not isinstance(target, Tensor):

@@ -15,6 +15,7 @@ from manymax.engine.ranks import Shards
 from manymax.engine.table_updates import EPS, NEAREST, OPTIMIZERS, STOCHASTIC, TableUpdates, UpdateRates, check_rate
 from manymax.engine.target import SoftTarget, Target, negative_weights
 from manymax.errors import ArgumentError, check_choice
+from manymax.ops.arguments import checked
 from manymax.ops.checks import full_precision
 from manymax.ops.eager import outside_of_graphs
 
@@ -60,6 +61,7 @@ class FusedHead(nn.Module):
         backward); Gupta et al., Deep learning with limited numerical precision, 2015 (stochastic rounding).
     """
 
+    @checked
     def __init__(
         self,
         head: LinearHead,

@@ -80,6 +80,7 @@ class StreamingFrequency(ExactBuffers):
     @checked
     def log_prob_of(self, ids: Tensor) -> Tensor:
         """log q of the ids, float64."""
+        ids = check_ids("ids", ids, self.num_classes)
         unseen_gap = (self.num_classes + self.time).double()
         gap = torch.where(lookup(self.num_seen, ids) > 0, lookup(self.mean_gap, ids), unseen_gap)
         return -gap.log() - (self.seen_total + self.num_unseen / unseen_gap).log()

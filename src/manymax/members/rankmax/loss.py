@@ -39,7 +39,16 @@ from manymax.ops.forward_mode import differentiable
 from manymax.ops.reduction import reduce
 
 SETTINGS = (
-    Setting("k", int, 1, "The sum of rankmax's probabilities, the length of the list.", least=1, option="simplex"),
+    Setting(
+        "k",
+        int,
+        1,
+        "The sum of rankmax's probabilities, the length of the list.",
+        least=1,
+        most=4096,
+        option="simplex",
+        reason="the k best scores of every row are kept apart",
+    ),
 )
 
 
