@@ -27,7 +27,13 @@ from tests.heads import test_native as native
 from tests.heads.plain import HeadCase, agree, value_and_gradients
 
 pytestmark = pytest.mark.extras
-patch_once()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def interpreter() -> None:
+    """The interpreter in bearable time. No import does it: doctest imports this file where there is no Triton."""
+    patch_once()
+
 
 # Settings of every member that has Triton kernels, one for each way through them.
 SETTINGS: dict[str, list[dict[str, Any]]] = {

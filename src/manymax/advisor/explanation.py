@@ -117,8 +117,10 @@ def reason(
     if deviation is None:
         length = member.needed("path_length")(shape.num_classes)
         return f"{length:.3g} decisions per label, {time}; scores do not tell how well vectors of its own would fit"
-    if deviation == 0:
+    if member is BASELINE:
         return f"the {BASELINE.name} loss itself"
+    if deviation == 0:
+        return f"the {BASELINE.name} loss where rows have one positive, {time}"
     if member.kind != "sampled":
         return (
             f"a loss of its own, with a squared distance of {deviation:.2g} from the {BASELINE.name} loss on these"

@@ -51,6 +51,7 @@ LATER_OPTIONS = {
     "encoding": None,
     "date_format": None,
     "drop_missing": False,
+    "simplex": 1,
 }
 
 ResultT = TypeVar("ResultT")

@@ -38,7 +38,7 @@ TAKES = Takes(
     why="It weights the positives of a row by itself, so that a distribution over them has no place in it.",
 )
 
-SETTINGS = (Setting("tau", float, 1.0, "The temperature of BSL's soft minimum over the positives of a row.", above=0),)
+SETTINGS = (Setting("tau", float, 1.0, "The softness of BSL over positives.", above=0),)
 
 
 def soft_minimum(losses: Tensor, counts: Tensor, tau: float) -> tuple[Tensor, Tensor]:

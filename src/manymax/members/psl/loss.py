@@ -42,7 +42,7 @@ SETTINGS = (
         "tau",
         float,
         0.1,
-        "1 / tau is the exponent of g in PSL.",
+        "1 / tau is PSL's exponent.",
         above=0,
         most=1,
         reason="above 1 the gradient is infinite where g begins",

@@ -53,14 +53,14 @@ SETTINGS = (
 
 
 @checked
-def rankmax(scores: Tensor, target: Tensor, k: int = 1, dim: int = -1) -> Tensor:
+def rankmax(scores: Tensor, target: Tensor, dim: int = -1, *, k: int = 1) -> Tensor:
     """Rankmax probabilities given the label, p_i = max(0, s_i - s_y + 1) / S.
 
     Args:
         scores: (..., C) scores; -inf masks a class.
         target: (...) integer ids, the label y of each row.
-        k: the sum of the probabilities, each of which is at most 1: p_i = min(1, a max(0, s_i - s_y + 1)).
         dim: the dimension of the classes.
+        k: the sum of the probabilities, each of which is at most 1: p_i = min(1, a max(0, s_i - s_y + 1)).
 
     Returns:
         Probabilities with the shape and dtype of `scores` (float32 under autocast).
@@ -258,7 +258,7 @@ class RankmaxLoss(ExactLoss):
     """Module form of `rankmax_loss`.
 
     Args:
-        k, weight, ignore_index, reduction, label_smoothing, multilabel: as in `rankmax_loss`.
+        weight, k, ignore_index, reduction, label_smoothing, multilabel: as in `rankmax_loss`.
     """
 
     loss_name, takes = "rankmax", TAKES
@@ -266,9 +266,9 @@ class RankmaxLoss(ExactLoss):
     @checked
     def __init__(
         self,
-        k: int = 1,
         weight: Tensor | None = None,
         *,
+        k: int = 1,
         ignore_index: int = -100,
         reduction: str = "mean",
         label_smoothing: float = 0.0,

@@ -26,7 +26,7 @@ def _jacobian(scores: Tensor, label: Tensor, k: int = 1) -> Tensor:
     """J (..., C, C) for scores (..., C) and labels (...); rows and columns outside of the support are 0."""
     if k > 1:
         rows, ids = scores.reshape(-1, scores.shape[-1]), label.reshape(-1)
-        each = torch.func.vmap(torch.func.jacrev(lambda s, y: rankmax(s, y, k)))(rows, ids)
+        each = torch.func.vmap(torch.func.jacrev(lambda s, y: rankmax(s, y, k=k)))(rows, ids)
         return each.reshape(*scores.shape, scores.shape[-1])
     probs = rankmax(scores, label)
     support = (probs > 0).to(scores.dtype)

@@ -30,7 +30,7 @@ TAKES = Takes(smoothing=False, float_rows=False, why="It is a loss of the positi
 
 SETTINGS = (
     Setting("k", int, 20, "K, the length of the list that the loss aims at.", least=1),
-    Setting("tau", float, 1.0, "The exponent 1 / tau of the sigmoids of Talos.", above=0),
+    Setting("tau", float, 1.0, "1 / tau is the exponent of Talos.", above=0),
 )
 
 
