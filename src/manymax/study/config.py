@@ -50,6 +50,7 @@ from manymax.study.groups import (
 from manymax.study.metrics import METRICS
 from manymax.study.run_options import (
     LATER_OPTIONS,
+    LATER_SETTINGS,
     by_flat_name,
     declared_settings,
     flat,
@@ -279,7 +280,8 @@ class RunConfig(BaseModel):
             left_out.discard("label_smoothing")
         # Options that version 0.1.0 did not have, or left out. What the back end "auto" becomes depends on the machine,
         # and is in the record.
-        left_out |= {name for name, default in LATER_OPTIONS.items() if flat_settings.get(name, default) == default}
+        later = {**LATER_OPTIONS, **LATER_SETTINGS}
+        left_out |= {name for name, default in later.items() if flat_settings.get(name, default) == default}
         content = {name: value for name, value in flat_settings.items() if name not in left_out}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 

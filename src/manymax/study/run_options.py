@@ -51,8 +51,9 @@ LATER_OPTIONS = {
     "encoding": None,
     "date_format": None,
     "drop_missing": False,
-    "simplex": 1,
 }
+# The same for settings that losses of that version have got since.
+LATER_SETTINGS = {"simplex": 1}
 
 ResultT = TypeVar("ResultT")
 
