@@ -89,6 +89,8 @@ def marginmax_loss(
 class MarginmaxLoss(ExactLoss):
     """Module form of `marginmax_loss`."""
 
+    loss_name, takes = "marginmax", manymax.FAMILY["rankmax"].takes
+
     def __init__(self, margin: float = 0.5, weight: Tensor | None = None, **options: Any) -> None:
         super().__init__(weight, **options)
         self.margin = margin

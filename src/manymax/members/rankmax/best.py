@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from manymax.engine.blocks import Sparse
+from manymax.engine.positives import listed_places
 from manymax.engine.ranks import Ranks
 from manymax.ops.topk import topk_block
 
@@ -34,9 +35,10 @@ class BestOfRows:
 
     def entries(self, values: Tensor, dtype: torch.dtype) -> Sparse:
         """Values (n, K) of the best classes as entries of the gradient, of those that this rank holds."""
-        values = torch.where(self.here, values.gather(1, self.places), 0)
-        row = torch.arange(len(values), device=values.device).unsqueeze(1).expand_as(values)
-        return Sparse(row.reshape(-1), self.ids.reshape(-1), values.reshape(-1).to(dtype))
+        values = torch.where(self.here, values.gather(1, self.places), 0).to(dtype)
+        # Like positives: the places without a class are left out, and on a device they are entries of 0.
+        row, column = listed_places(self.here)
+        return Sparse(row, self.ids[row, column], values[row, column])
 
 
 def take_best_(scores: Tensor, count: int, ranks: Ranks) -> BestOfRows:
