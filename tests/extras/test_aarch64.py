@@ -17,10 +17,13 @@ from torch import Tensor
 
 import manymax
 from manymax.engine import native, native_library
+from manymax.engine.filter import Filter
 from manymax.engine.ranks import Ranks, Shards
+from manymax.engine.row_target import RowTarget
 from manymax.heads import machine_report
 from manymax.heads.build import head_class
 from manymax.members import FAMILY
+from manymax.members.entmax.filter import rule_out_below
 
 ROOT = Path(__file__).parents[2]
 COMPILER, EMULATOR = shutil.which("aarch64-linux-gnu-g++"), shutil.which("qemu-aarch64")
@@ -121,8 +124,21 @@ def call_everything() -> None:
         queries, vectors, bias = (torch.randn(*size, dtype=dtype) for size in ((24, 21), (603, 21), (603,)))
         scores = torch.zeros(24, 608, dtype=dtype)
         native.block_scores("plain", queries, vectors, bias, scores)
+        native.leave_out("plain", scores, torch.randint(-1, 603, (24, 5)), None, 603)
         sums = torch.zeros_like(vectors), torch.zeros_like(bias)
         native.dense_gradients("plain", scores, None, vectors, torch.ones(24, dtype=dtype), queries, *sums, True)
+
+
+def rule_out_classes() -> None:
+    """What the filter of sparse members calls: scores of whole numbers, which every processor computes alike."""
+    queries, vectors = (torch.randint(-3, 4, size).float() for size in ((24, 8), (1100, 8)))
+    vectors[::100] *= 10  # a few classes far above the others, as in a trained model
+    rule_out = rule_out_below(2.0)
+    assert rule_out is not None
+    given = Filter.of(vectors, None, "plain", rule_out)
+    assert given is not None
+    target = RowTarget(torch.randint(1100, (24, 2)), torch.ones(24, 2), None, None, torch.ones(24), None)
+    assert given.candidates(queries, target, torch.zeros(24, 1104)) is not None
 
 
 def functions(library: Path) -> set[str]:
@@ -155,6 +171,7 @@ def test_every_call_leaves_what_it_leaves_here(tmp_path: Path, monkeypatch: pyte
 
     calls, left = record(monkeypatch)
     call_everything()
+    rule_out_classes()
     exported = {name for name, _ in calls}
     # A name that is the end of another one is not in the table of names: the linker keeps the longer one alone.
     assert exported >= functions(native_library.LIBRARIES / "manymax_plain.so")

@@ -209,7 +209,7 @@ def _sums_in_native(block: Block, labels: Tensor, power: _Power) -> tuple[Tensor
     assert block.level is not None
     scores = block.scores
     top = scores.new_empty(len(scores), 1)
-    reference, total, slopes = torch.empty(3, *labels.shape, dtype=torch.float64).unbind(0)
+    reference, total, slopes = (torch.empty(labels.shape, dtype=torch.float64) for _ in range(3))
     table = scores, *scores.shape, block.num_classes
     more = labels.contiguous(), labels.shape[1], _exponent(power), top, reference, total, slopes
     native_library.call(block.level, "psl_sums", scores, *table, *more, numbers=power.numbers, threads=True)

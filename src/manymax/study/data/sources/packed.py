@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -29,10 +31,10 @@ def check_size(name: str, packed: int, unpacked: int) -> None:
 
 
 class _Bounded(io.RawIOBase):
-    """An unpacked stream that ends with an error where it has become too long."""
+    """An unpacked stream that ends with an error where it has become too long; without one if it is `quiet`."""
 
-    def __init__(self, path: Path) -> None:
-        self.name, self.packed, self.done = path.name, path.stat().st_size, 0
+    def __init__(self, path: Path, quiet: bool = False) -> None:
+        self.name, self.packed, self.done, self.quiet = path.name, path.stat().st_size, 0, quiet
         self.stream = gzip.GzipFile(path, "rb")
 
     def readable(self) -> bool:
@@ -41,8 +43,17 @@ class _Bounded(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         count = self.stream.readinto(buffer)
         self.done += count
-        check_size(self.name, self.packed, self.done)
+        try:
+            self.check()
+        except ArgumentError:
+            if not self.quiet:
+                raise
+            return 0
         return count
+
+    def check(self) -> None:
+        """Raise if it has become too long."""
+        check_size(self.name, self.packed, self.done)
 
     def close(self) -> None:
         self.stream.close()
@@ -54,6 +65,16 @@ def open_bytes(path: Path) -> BinaryIO:
     return io.BufferedReader(_Bounded(path), 1 << 20) if path.suffix == ".gz" else path.open("rb")
 
 
-def arrow_stream(path: Path) -> Any:
+@contextmanager
+def arrow_stream(path: Path) -> Iterator[Any]:
     """`open_bytes` for pyarrow, which has a faster way to files that are not packed."""
-    return pa.PythonFile(open_bytes(path), "r") if path.suffix == ".gz" else pa.input_stream(str(path))
+    if path.suffix != ".gz":
+        with pa.input_stream(str(path)) as stream:
+            yield stream
+        return
+    # pyarrow reads in threads of its own. An error of ours that is raised in one of them may end the process when that
+    # thread lets go of it: a stream that is too long ends instead, and the error is raised here.
+    unpacked = _Bounded(path, quiet=True)
+    with pa.PythonFile(io.BufferedReader(unpacked, 1 << 20), "r") as stream:
+        yield stream
+    unpacked.check()
