@@ -109,7 +109,10 @@ def _pace(place: str, row: PublicRow | None, softmax: PublicRow | None, most: fl
         return f"- {place}, seconds of an epoch: not run yet"
     times = row.epoch_seconds / softmax.epoch_seconds
     verdict = "reached" if times <= most else "**not reached**"
-    return f"- {place}, {row.title}: an epoch takes {times:.1f} times softmax's, at most {most:g} asked for: {verdict}"
+    return (
+        f"- {place}, {row.title}: an epoch takes {times:.1f} times softmax's, at most {most:g} asked for: {verdict}."
+        " These are epochs of the runs, which shared the machine with others to different degrees."
+    )
 
 
 def tuning(rows: Sequence[PublicRow]) -> Iterator[str]:
